@@ -1,0 +1,7 @@
+"""`python -m kvbench` is the command `kvbench`."""
+
+import sys
+
+from kvbench.cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,91 @@
+"""Announces the policies of this package: strings only, nothing here imports torch."""
+
+from __future__ import annotations
+
+from kvbench.entries import Parameter, PolicyEntry
+from kvbench.hookspecs import hookimpl
+
+_SINKS = Parameter("sinks", "int", "4", "first tokens of the sequence, never evicted")
+_WINDOW = Parameter("window", "int", "16", "newest tokens, never evicted; a token is scored when it leaves")
+_DECAY = (
+    Parameter("decay", "str", "none", "how a score loses weight with age"),
+    Parameter("horizon", "int", "2048", "length for which the bounds of a learned decay are set"),
+)
+
+
+@hookimpl
+def kvbench_policies() -> list[PolicyEntry]:
+    """Return the policies of this package."""
+    return [
+        PolicyEntry(
+            name="full",
+            target="kvbench_policies.full:Full",
+            summary="no eviction: as many slots as tokens, the dense model through the same engine",
+        ),
+        PolicyEntry(
+            name="random",
+            target="kvbench_policies.random:Random",
+            summary="seeded random priorities: the floor of every comparison",
+        ),
+        PolicyEntry(
+            name="streaming_llm",
+            target="kvbench_policies.streaming_llm:StreamingLlm",
+            summary="the first tokens and the newest ones",
+            paper="Xiao et al. 2023, Efficient Streaming Language Models with Attention Sinks, arXiv:2309.17453",
+            parameters=(_SINKS,),
+        ),
+        PolicyEntry(
+            name="tova",
+            target="kvbench_policies.tova:Tova",
+            summary="evicts what the newest query attends to least, averaged over the heads of a layer",
+            paper="Oren et al. 2024, Transformers are Multi-State RNNs, arXiv:2401.06104",
+            needs=("attention",),
+            prefill="chunked",
+        ),
+        PolicyEntry(
+            name="tova_head",
+            target="kvbench_policies.tova_head:TovaHead",
+            summary="TOVA decided in each KV head by itself",
+            paper="Oren et al. 2024, Transformers are Multi-State RNNs, arXiv:2401.06104",
+            needs=("attention",),
+            prefill="chunked",
+        ),
+        PolicyEntry(
+            name="kvpop",
+            target="kvbench_policies.kvpop.policy:Kvpop",
+            summary="learned priority, decided when a token leaves the window by an mLSTM that has read what followed",
+            paper="KVpop, arXiv:2607.05061: the delayed mLSTM scorer",
+            learned=True,
+            trainable=True,
+            parameters=(
+                _SINKS,
+                _WINDOW,
+                Parameter("features", "int", "16", "size of the features that write and read the state, even"),
+                Parameter("values", "int", "8", "size of what is written"),
+                Parameter("hidden", "int", "32", "width of the readout"),
+                Parameter("gate_cap", "float", "15.0", "soft bound of both gates"),
+                Parameter("head_norm", "bool", "True", "normalise what is read"),
+                Parameter("skip", "bool", "True", "the readout also sees the scored token itself"),
+                Parameter("scoring", "str", "delayed", "delayed, or immediate: read at the token's own step"),
+                *_DECAY,
+            ),
+        ),
+        PolicyEntry(
+            name="kvpop_mlp",
+            target="kvbench_policies.kvpop_mlp.policy:KvpopMlp",
+            summary="learned priority from a token's own key and value (KVpop's stateless scorer)",
+            paper="KVpop, arXiv:2607.05061: the stateless scorer",
+            learned=True,
+            trainable=True,
+            parameters=(_SINKS, _WINDOW, Parameter("hidden", "int", "64", "width of the scorer"), *_DECAY),
+        ),
+        PolicyEntry(
+            name="streaming_llm_plus",
+            target="kvbench_policies.streaming_llm_plus:StreamingLlmPlus",
+            summary="StreamingLLM on an LM trained under its mask: what adapting the LM does without a scorer",
+            paper="KVpop, arXiv:2607.05061: its control",
+            learned=True,
+            trainable=True,
+            parameters=(_SINKS, Parameter("window", "int", "1", "newest tokens counted apart from the cache")),
+        ),
+    ]

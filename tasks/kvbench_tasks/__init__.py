@@ -1,0 +1,1 @@
+"""The tasks that ship with kvbench, one file each; `plugin` announces them."""
