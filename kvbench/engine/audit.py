@@ -1,0 +1,121 @@
+"""Counts what is stored, from the tensors: entries per layer, head, row and step, and live bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import fsum
+
+import torch
+
+from kvbench.engine.layer import Layer
+from kvbench.engine.requests import Audit
+from kvbench.engine.rows import Rows
+from kvbench.engine.run import Setting
+from kvbench.models.source import sliding_windows
+
+
+@dataclass(frozen=True)
+class _Closed:
+    """What was seen of one request: `removed` summed over its `steps`."""
+
+    removed: float
+    steps: int
+    removed_at_end: float
+    peak: int
+    evictions: int
+
+
+class Auditor:
+    """Watches one `generate` call.
+
+    `count` runs after every step and stays on the device: occupied slots are counted from the positions tensor of every
+    managed layer, against the tokens that the row has seen.
+    """
+
+    def __init__(self, setting: Setting, rows: Rows, reference_length: int) -> None:
+        self._rows = rows
+        self._reference = reference_length
+        self._budget = setting.split.slots
+        windows = sliding_windows(setting.loaded.model.config)
+        self._managed = [layer for layer, window in zip(rows.layers, windows, strict=True) if window is None]
+        count, device = len(rows.ids), rows.ids.device
+        self._removed = torch.zeros(count, dtype=torch.float64, device=device)
+        self._removed_now = torch.zeros(count, dtype=torch.float64, device=device)
+        self._counted = torch.zeros(count, dtype=torch.int64, device=device)
+        self._peak = torch.zeros(count, dtype=torch.int64, device=device)
+        self._violations = torch.zeros((), dtype=torch.int64, device=device)
+        self._evicted = torch.zeros(count, dtype=torch.int64, device=device)
+        self._closed: list[_Closed] = []
+        self.longest_prompt = 0
+
+    def seat(self, rows: Sequence[int], prompt: int) -> None:
+        """New requests sit in these rows, their prompts read."""
+        self.longest_prompt = max(self.longest_prompt, prompt)
+        index = torch.tensor(rows, device=self._removed.device)
+        for tensor in (self._removed, self._removed_now, self._counted, self._peak, self._evicted):
+            tensor.index_fill_(0, index, 0)
+        active = torch.zeros_like(self._rows.done).index_fill_(0, index, True)
+        self._note(active)
+
+    def count(self) -> None:
+        """Notes the state after a decode step, for the rows that took part in it."""
+        self._note(self._rows.fed)
+
+    def _note(self, active: torch.Tensor) -> None:
+        held = torch.stack([(layer.slots.positions >= 0).sum(-1) for layer in self._managed])
+        seen = self._rows.lengths.clamp(min=1)
+        retained = held.double().mean((0, 2))
+        self._removed_now.copy_(torch.where(active, 1 - retained / seen, self._removed_now))
+        self._removed.add_(torch.where(active, self._removed_now, 0))
+        self._counted.add_(active)
+        self._peak.copy_(torch.where(active, torch.maximum(self._peak, held.amax((0, 2))), self._peak))
+        evicted = (self._rows.lengths[None, :, None] - held).sum((0, 2))
+        self._evicted.copy_(torch.where(active, evicted, self._evicted))
+        self._violations.add_(((held > self._budget) & active[None, :, None]).sum())
+
+    def close(self, rows: Sequence[int]) -> None:
+        """The requests in these rows have ended."""
+        for row in rows:
+            self._closed.append(
+                _Closed(
+                    removed=float(self._removed[row]),
+                    steps=int(self._counted[row]),
+                    removed_at_end=float(self._removed_now[row]),
+                    peak=int(self._peak[row]),
+                    evictions=int(self._evicted[row]),
+                )
+            )
+
+    def result(self) -> Audit:
+        """Totals over all requests that ended."""
+        # fsum: the order in which requests ended leaves no trace, not even in the last bit.
+        peak = max(request.peak for request in self._closed)
+        rows = len(self._rows.ids)
+        bytes_of = _live_bytes(self._managed)
+        return Audit(
+            slots=max(layer.slots.capacity for layer in self._managed),
+            peak=peak,
+            violations=int(self._violations),
+            cr_mean=fsum(request.removed for request in self._closed) / sum(request.steps for request in self._closed),
+            cr_peak=1 - peak / self._reference,
+            cr_end=fsum(request.removed_at_end for request in self._closed) / len(self._closed),
+            kv_bytes=bytes_of[0] // rows,
+            scorer_bytes=bytes_of[1] // rows,
+            metadata_bytes=bytes_of[2] // rows,
+            evictions=sum(request.evictions for request in self._closed),
+        )
+
+
+def _live_bytes(layers: Sequence[Layer]) -> tuple[int, int, int]:
+    """(keys and values, policy state, positions and priorities and rings) in bytes."""
+
+    def total(tensors: Sequence[torch.Tensor]) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    slots = [layer.slots for layer in layers]
+    return (
+        sum(total((one.keys, one.values)) for one in slots),
+        sum(total(layer.state.tensors()) for layer in layers),
+        sum(total((one.positions, one.priority, one.recent)) for one in slots),
+    )

@@ -1,0 +1,177 @@
+"""`Engine.generate`: requests in; completions, audit and timing out.
+
+Rows are never padded: each has its own length and positions. A row that finishes is refilled from the queue, since every
+row's memory is the same fixed size.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from itertools import groupby
+
+import torch
+from torch import nn
+
+from kvbench.core.errors import KvbenchError
+from kvbench.core.policy import Policy, Split
+from kvbench.engine.audit import Auditor
+from kvbench.engine.graph import GraphedStep
+from kvbench.engine.requests import Completion, Generation, Observer, Progress, Request, Sampling, Timing
+from kvbench.engine.rows import Rows
+from kvbench.engine.run import Setting, contact, prefill
+from kvbench.models.source import LoadedModel
+
+_CHECK_EVERY_ON_GPU = 16
+
+
+class Engine:
+    """One model under one policy with one budget, for any number of requests.
+
+    Args:
+        loaded: the model; left as it was afterwards.
+        policy: hyper-parameters.
+        budget: slots per layer and KV head; None only for `full`, which gets as many as the longest request needs.
+        scorers: trained modules, one a layer, for learned policies; in the model's layer order.
+        rows: sequences side by side (R).
+        graphs: capture the decode step as a CUDA graph where there is a GPU.
+
+    Raises:
+        KvbenchError: the budget is below the policy's smallest.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        policy: Policy,
+        budget: int | None,
+        scorers: nn.ModuleList | None = None,
+        rows: int = 32,
+        graphs: bool = True,
+    ) -> None:
+        if budget is None and policy.evicts:
+            raise KvbenchError(f"Policy '{policy.name}' needs a budget.")
+        self._loaded = loaded
+        self._policy = policy
+        self._scorers = scorers
+        self._rows = rows
+        self._graphs = graphs and loaded.device.type == "cuda"
+        self._split = policy.checked_split(budget, loaded.geometry) if budget is not None and policy.evicts else None
+
+    def generate(
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling | None = None,
+        reference_length: int | None = None,
+        progress: Progress | None = None,
+        observer: Observer | None = None,
+    ) -> Generation:
+        """Completes every request.
+
+        Args:
+            requests: any number; order and company do not change an answer.
+            sampling: greedy when None.
+            reference_length: tokens that a dense cache is taken to hold; the longest request's prompt and cap when None.
+            progress: told the number of kept new tokens now and then.
+            observer: for tests; called after each layer's decode step, which is then never captured.
+
+        Raises:
+            KvbenchError: a prompt with its cap is longer than the model's positions, or the model is unsupported.
+        """
+        if not requests:
+            raise KvbenchError("There is nothing to generate: the list of requests is empty.")
+        if not all(request.prompt and request.max_new >= 1 for request in requests):
+            raise KvbenchError("A request needs at least one token of prompt and one to generate.")
+        longest = max(len(request.prompt) + request.max_new for request in requests)
+        if longest > self._loaded.max_positions:
+            raise KvbenchError(
+                f"A prompt with its generation cap needs {longest} positions; "
+                f"model '{self._loaded.name}' has {self._loaded.max_positions}."
+            )
+        split = self._split or Split(slots=longest, sinks=0, window=1)
+        setting = Setting(self._loaded, self._policy, split, self._scorers)
+        with torch.inference_mode(), contact(self._loaded):
+            return self._generate(setting, requests, sampling or Sampling(), reference_length or longest, progress, observer)
+
+    def _generate(
+        self,
+        setting: Setting,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        reference_length: int,
+        progress: Progress | None,
+        observer: Observer | None,
+    ) -> Generation:
+        device = self._loaded.device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        count = min(self._rows, len(requests))
+        rows = Rows(setting, count, max(request.max_new for request in requests), sampling)
+        auditor = Auditor(setting, rows, reference_length)
+        step = GraphedStep(rows, auditor) if self._graphs and observer is None else None
+        queue = deque(sorted(enumerate(requests), key=lambda item: -item[1].max_new))
+        done: dict[int, Completion] = {}
+        every = _CHECK_EVERY_ON_GPU if device.type == "cuda" else 1
+        steps, prefill_seconds, start = 0, 0.0, time.perf_counter()
+        free = list(range(count))
+        while True:
+            before = time.perf_counter()
+            self._refill(setting, rows, auditor, free, queue, sampling)
+            _synchronize(device)
+            prefill_seconds += time.perf_counter() - before
+            free = rows.finished()
+            while not free:
+                for _ in range(every):
+                    if step is not None:
+                        step()
+                    else:
+                        rows.step(observer, steps)
+                        auditor.count()
+                    rows.advance()
+                    steps += 1
+                free = rows.finished()
+                if progress is not None:
+                    progress(every * (rows.running() - len(free)) + len(free))
+            auditor.close(free)
+            done.update(rows.harvest(row) for row in free)
+            if not queue and not rows.running():
+                break
+        _synchronize(device)
+        elapsed = time.perf_counter() - start
+        completions = tuple(done[index] for index in range(len(requests)))
+        return Generation(
+            completions=completions,
+            audit=auditor.result(),
+            timing=Timing(prefill_seconds, elapsed - prefill_seconds, steps, sum(len(c.tokens) for c in completions)),
+            prefill="exact" if self._policy.static or auditor.longest_prompt <= setting.split.slots else "chunked",
+            path="plain" if step is None else "cuda_graph",
+            peak_memory=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+        )
+
+    def _refill(
+        self,
+        setting: Setting,
+        rows: Rows,
+        auditor: Auditor,
+        free: list[int],
+        queue: deque[tuple[int, Request]],
+        sampling: Sampling,
+    ) -> None:
+        """Gives queued requests to free rows; prompts of equal length are read together."""
+        taken = [(row, *queue.popleft()) for row in free[: len(queue)]]
+        taken.sort(key=lambda item: len(item[2].prompt))
+        for _, members in groupby(taken, key=lambda item: len(item[2].prompt)):
+            group = list(members)
+            device = self._loaded.device
+            prompts = torch.tensor([request.prompt for _, _, request in group], device=device)
+            seeds = torch.tensor([request.seed for _, _, request in group], device=device)
+            layers = setting.layers(len(group), seeds)
+            logits = prefill(setting, layers, prompts)
+            rows.seat([(row, index, request) for row, index, request in group], layers, logits, seeds)
+            auditor.seat([row for row, _, _ in group], prompts.shape[1])
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,54 @@
+"""The decode step of all rows as CUDA graphs: captured once for each extent, replayed without launching from the host."""
+
+from __future__ import annotations
+
+import torch
+
+from kvbench.engine.audit import Auditor
+from kvbench.engine.rows import Rows
+
+_BUCKET = 256
+
+
+class GraphedStep:
+    """Calls like `rows.step(); auditor.count()`, captured.
+
+    A graph's shapes are fixed, so the two numbers that a step knows about lengths are rounded: `longest` up to a multiple
+    of 256, `shortest` down to "every slot is full" or "maybe not". The first step of each kind runs plainly, which also
+    warms up what capture cannot.
+    """
+
+    def __init__(self, rows: Rows, auditor: Auditor) -> None:
+        self._rows = rows
+        self._auditor = auditor
+        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph | None] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+        self._largest = max(layer.slots.capacity for layer in rows.layers)
+
+    def __call__(self) -> None:
+        shortest, longest = self._rows.extent()
+        full = shortest >= self._largest
+        key = (self._largest if full else 0, self._rounded(longest))
+        if key not in self._graphs:
+            self._graphs[key] = None
+            self._run(key)
+            return
+        graph = self._graphs[key]
+        if graph is None:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool):
+                self._run(key)
+            self._graphs[key] = graph
+        graph.replay()
+
+    def _run(self, key: tuple[int, int]) -> None:
+        self._rows.step(extent=key)
+        self._auditor.count()
+
+    def _rounded(self, longest: int) -> int:
+        """Up to the next multiple, but never across the capacity of a layer, where the way of placing changes."""
+        rounded = -(-longest // _BUCKET) * _BUCKET
+        for capacity in sorted({layer.slots.capacity for layer in self._rows.layers}):
+            if longest <= capacity:
+                return min(rounded, capacity)
+        return self._largest + 1

@@ -1,0 +1,174 @@
+"""One layer of a run: its slots, its policy state, and the three ways in which tokens enter.
+
+- `decode`: one token a row. Priority of what leaves the window -> victim -> overwrite -> attend -> observe.
+- `prefill`: a whole prompt into fresh rows. Dense when it fits, else under the running top-k mask (static policies).
+- `extend`: further tokens of a long prompt, in chunks (observed policies). All victims are chosen before the chunk attends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from kvbench.core.policy import ObservedState, Split, State, StaticState, Tokens
+from kvbench.core.ranking import keep_mask, ranks, running_cutoff
+from kvbench.core.slots import Slots, several_victims, unprotected, victims
+from kvbench.engine import attention
+
+_QUERY_BLOCK = 256
+
+
+@dataclass
+class Step:
+    """What all layers share in one decode step.
+
+    Attributes:
+        positions: of the token that each row feeds [R], int64.
+        shortest: tokens that every row has seen after this step, at least.
+        longest: tokens that no row has exceeded after this step.
+    """
+
+    positions: Tensor
+    shortest: int
+    longest: int
+
+
+class Layer:
+    """Slots and policy state of R rows in one layer."""
+
+    def __init__(self, split: Split, slots: Slots, state: State) -> None:
+        self.split = split
+        self.slots = slots
+        self.state = state
+
+    def adopt(self, rows: Tensor, fresh: Layer) -> None:
+        """Copies all rows of `fresh` over the rows with these indices [g], in place."""
+        for mine, new in zip(self.tensors(), fresh.tensors(), strict=True):
+            mine.index_copy_(0, rows, new)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All storage of the layer; the first dimension is the row."""
+        return (*self.slots.tensors(), *self.state.tensors())
+
+    def decode(self, query: Tensor, key: Tensor, value: Tensor, scale: float, step: Step) -> Tensor:
+        """Query [R, Hq, 1, D], key and value [R, H, 1, D] -> output [R, Hq, 1, D]."""
+        slots = self.slots
+        position = step.positions
+        ring = (position % slots.window)[:, None, None].expand(-1, key.shape[1], 1)
+        if isinstance(self.state, StaticState):
+            self._leave(self.state, Tokens(key, value, position[:, None]), ring)
+        # Before any row is full, token p goes to slot p and slots beyond the longest row are empty everywhere.
+        if step.longest <= slots.capacity:
+            place = position[:, None].expand(-1, key.shape[1])
+        else:
+            place = victims(slots.priority, slots.positions)
+        self._write(place[..., None], key, value, position[:, None], ring)
+        extent = min(slots.capacity, step.longest)
+        keys, values = slots.keys[:, :, :extent], slots.values[:, :, :extent]
+        occupied = slots.positions[:, :, :extent] >= 0 if step.shortest < extent else None
+        if not isinstance(self.state, ObservedState):
+            return attention.over_slots(query, keys, values, occupied, scale)
+        visible = None if occupied is None else occupied[:, :, None, None]
+        out, weights = attention.with_weights(query, keys, values, visible, scale)
+        self.state.observe(weights, slots)
+        return out
+
+    def prefill(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """A prompt from position 0 into fresh rows: query [R, Hq, T, D], key and value [R, H, T, D]."""
+        rows, _, size, _ = key.shape
+        positions = torch.arange(size, device=key.device).expand(rows, -1)
+        tokens = Tokens(key, value, positions)
+        fits = size <= self.slots.capacity
+        if isinstance(self.state, StaticState):
+            priority = self._protect(self.state.prefill(tokens), size)
+            if not fits:
+                return self._prefill_under_mask(query, tokens, priority, scale)
+            self._fill(tokens, priority)
+            return attention.causal(query, key, value, scale)
+        assert fits, "prompts over budget of observed policies enter through extend"
+        self._fill(tokens, torch.full(key.shape[:3], torch.inf, device=key.device))
+        if not isinstance(self.state, ObservedState):
+            return attention.causal(query, key, value, scale)
+        visible = torch.ones(size, size, dtype=torch.bool, device=key.device).tril()
+        out, weights = attention.with_weights(query, key, value, visible, scale)
+        self.state.observe(weights, self.slots)
+        return out
+
+    def extend(self, query: Tensor, key: Tensor, value: Tensor, scale: float, start: int) -> Tensor:
+        """A chunk of T tokens, at most the capacity, that begins at position `start` in every row."""
+        if not isinstance(self.state, ObservedState):
+            assert key.shape[2] == 1, "static priorities leave the window one token at a time"
+            position = torch.full((key.shape[0],), start, device=key.device)
+            return self.decode(query, key, value, scale, Step(position, start + 1, start + 1))
+        slots = self.slots
+        positions = torch.arange(start, start + key.shape[2], device=key.device).expand(key.shape[0], -1)
+        place = several_victims(slots.priority, slots.positions, key.shape[2])
+        ring = (positions % slots.window)[:, None].expand(-1, key.shape[1], -1)
+        self._write(place, key, value, positions, ring)
+        held = slots.positions[:, :, None, None]
+        visible = (held >= 0) & (held <= positions[:, None, None, :, None])
+        out, weights = attention.with_weights(query, slots.keys, slots.values, visible, scale)
+        self.state.observe(weights, slots)
+        return out
+
+    def _leave(self, state: StaticState, new: Tokens, ring: Tensor) -> None:
+        slots = self.slots
+        place = slots.recent.gather(-1, ring)
+        entry = place[..., None].expand(-1, -1, 1, slots.keys.shape[-1])
+        position = new.positions - slots.window
+        leaving = Tokens(slots.keys.gather(2, entry), slots.values.gather(2, entry), position)
+        priority = unprotected(state.step(new, leaving))[..., None]
+        kept = slots.priority.gather(-1, place)
+        # Sinks stay protected; before the window is full nothing leaves it.
+        slots.priority.scatter_(-1, place, torch.where((position >= slots.sinks)[:, None], priority, kept))
+
+    def _write(self, place: Tensor, key: Tensor, value: Tensor, positions: Tensor, ring: Tensor) -> None:
+        """Overwrites slots `place` [R, H, T] with the tokens at `positions` [R, T], protected for now."""
+        slots = self.slots
+        entry = place[..., None].expand(-1, -1, -1, key.shape[-1])
+        slots.keys.scatter_(2, entry, key)
+        slots.values.scatter_(2, entry, value)
+        slots.positions.scatter_(-1, place, positions.to(torch.int32)[:, None].expand_as(place))
+        slots.priority.scatter_(-1, place, torch.inf)
+        slots.recent.scatter_(-1, ring, place)
+
+    def _protect(self, priority: Tensor, size: int) -> Tensor:
+        """Priorities [R, H, T] with sinks and the window at +inf."""
+        token = torch.arange(size, device=priority.device)
+        protected = (token < self.slots.sinks) | (token > size - 1 - self.slots.window)
+        return unprotected(priority).masked_fill(protected, torch.inf)
+
+    def _fill(self, tokens: Tokens, priority: Tensor) -> None:
+        """Puts tokens [R, H, T] into the first T slots; the last of them are the newest tokens of the sequence."""
+        slots = self.slots
+        size = tokens.keys.shape[2]
+        slots.keys[:, :, :size] = tokens.keys
+        slots.values[:, :, :size] = tokens.values
+        slots.positions[:, :, :size] = tokens.positions[:, None] if tokens.positions.dim() == 2 else tokens.positions
+        slots.priority[:, :, :size] = priority
+        recent = slots.positions[:, :, max(0, size - slots.window) : size].long()
+        places = torch.arange(size - recent.shape[-1], size, device=recent.device).expand_as(recent)
+        slots.recent.scatter_(-1, recent % slots.window, places)
+
+    def _prefill_under_mask(self, query: Tensor, tokens: Tokens, priority: Tensor, scale: float) -> Tensor:
+        sinks, window, capacity = self.slots.sinks, self.slots.window, self.slots.capacity
+        size = priority.shape[-1]
+        rank = ranks(priority)
+        cutoff = running_cutoff(rank, sinks, window, capacity - sinks - window)
+        out = torch.empty_like(query)
+        for start in range(0, size, _QUERY_BLOCK):
+            block = slice(start, min(start + _QUERY_BLOCK, size))
+            seen = slice(0, block.stop)
+            mask = keep_mask(rank, cutoff, sinks, window, block)[..., seen]
+            out[:, :, block] = attention.under_mask(
+                query[:, :, block], tokens.keys[:, :, seen], tokens.values[:, :, seen], mask, scale
+            )
+        kept = keep_mask(rank, cutoff, sinks, window, slice(size - 1, size))[..., 0, :]
+        index = kept.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[..., :capacity]
+        entry = index[..., None].expand(-1, -1, -1, query.shape[-1])
+        retained = replace(tokens, keys=tokens.keys.gather(2, entry), values=tokens.values.gather(2, entry))
+        positions = index.to(torch.int32)
+        self._fill(replace(retained, positions=positions), priority.gather(-1, index))
+        return out

@@ -1,0 +1,152 @@
+"""A model, a policy and R rows: the tensors of one run, and the model calls that fill and advance them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from kvbench.core.errors import KvbenchError
+from kvbench.core.policy import Policy, Split, StateRequest
+from kvbench.core.recency import RecencyState
+from kvbench.core.slots import Slots
+from kvbench.engine import attention
+from kvbench.engine.layer import Layer, Step
+from kvbench.engine.requests import Observer
+from kvbench.models.source import LoadedModel, sliding_windows
+
+_LARGEST_CHUNK = 64
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every set of rows of one `generate` call shares."""
+
+    loaded: LoadedModel
+    policy: Policy
+    split: Split
+    scorers: nn.ModuleList | None
+
+    def layers(self, rows: int, seeds: Tensor) -> list[Layer]:
+        """Fresh layers for `rows` sequences with these random streams [rows]; sliding layers keep their own window."""
+        geometry, device = self.loaded.geometry, self.loaded.device
+        layers, managed = [], 0
+        for window in sliding_windows(self.loaded.model.config):
+            split = self.split if window is None else Split(slots=window, sinks=0, window=1)
+            slots = Slots.empty(
+                rows, geometry.kv_heads, split.slots, geometry.head_dim, split.sinks, split.window, self.loaded.dtype, device
+            )
+            if window is None:
+                scorer = self.scorers[managed] if self.scorers is not None else None
+                request = StateRequest(managed, rows, geometry, split, seeds, device, scorer)
+                layers.append(Layer(split, slots, self.policy.state(request)))
+                managed += 1
+            else:
+                layers.append(Layer(split, slots, RecencyState()))
+        return layers
+
+
+class _Decode:
+    def __init__(self, layers: Sequence[Layer], step: Step, observer: Observer | None, index: int) -> None:
+        self._layers, self._step, self._observer, self._index = layers, step, observer, index
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        out = self._layers[layer].decode(query, key, value, scale, self._step)
+        if self._observer is not None:
+            self._observer(layer, self._index, self._layers[layer].slots.positions)
+        return out
+
+
+class _Prefill:
+    def __init__(self, layers: Sequence[Layer], start: int) -> None:
+        self._layers, self._start = layers, start
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        slots = self._layers[layer].slots
+        for tensor, storage in ((key, slots.keys), (value, slots.values)):
+            if (tensor.shape[1], tensor.shape[3]) != (storage.shape[1], storage.shape[3]):
+                raise KvbenchError(
+                    f"Layer {layer} caches {tensor.shape[1]} heads of size {tensor.shape[3]} where the configuration says "
+                    f"{storage.shape[1]} of {storage.shape[3]}; kvbench needs the same shape in every layer."
+                )
+        if self._start == 0:
+            return self._layers[layer].prefill(query, key, value, scale)
+        return self._layers[layer].extend(query, key, value, scale, self._start)
+
+
+@contextmanager
+def contact(loaded: LoadedModel) -> Iterator[None]:
+    """Routes the model's attention through the engine, and restores what it had.
+
+    Raises:
+        KvbenchError: the model does not go through the attention interface, or not with plain attention alone.
+    """
+    model = loaded.model
+    _refuse_unsupported(loaded)
+    before = model.config._attn_implementation
+    model.set_attn_implementation(attention.NAME)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def _refuse_unsupported(loaded: LoadedModel) -> None:
+    model, config = loaded.model, loaded.model.config
+    if not model._supports_attention_backend:
+        raise KvbenchError(
+            f"Model '{loaded.name}' ({type(model).__name__}) does not use transformers' attention interface; "
+            "kvbench needs a decoder-only model that does."
+        )
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None and getattr(config, "sliding_window", None) is not None:
+        kinds = ["sliding_attention"]  # Mistral and its kin: one window for every layer
+    if kinds is not None and (strange := sorted({*kinds} - {"full_attention", "sliding_attention"})):
+        raise KvbenchError(f"Model '{loaded.name}' has layers of the kind {strange[0]}, which kvbench does not support.")
+    if kinds is not None and "full_attention" not in kinds:
+        raise KvbenchError(f"Model '{loaded.name}' has a sliding window in every layer; there is no cache to evict from.")
+    ropes = getattr(config, "rope_parameters", None) or {}
+    for rope in (ropes, *ropes.values()):
+        if isinstance(rope, dict) and (kind := rope.get("rope_type")) in ("dynamic", "longrope"):
+            raise KvbenchError(
+                f"Model '{loaded.name}' has {kind} rotary embeddings, which turn a token by the longest sequence of its batch; "
+                "with kvbench a row's answer depends on that row alone."
+            )
+
+
+def call(loaded: LoadedModel, ids: Tensor, positions: Tensor, attending: attention.Attending) -> Tensor:
+    """Logits [R, V] of the last position for ids and positions [R, T]."""
+    output = loaded.model(
+        input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=1, kvbench=attending
+    )
+    logits = output.logits
+    assert isinstance(logits, Tensor)
+    return logits[:, -1]
+
+
+def prefill(setting: Setting, layers: Sequence[Layer], prompts: Tensor) -> Tensor:
+    """Reads prompts [R, T] of equal length into fresh layers; logits [R, V] of the last token."""
+    rows, size = prompts.shape
+    positions = torch.arange(size, device=prompts.device).expand(rows, -1)
+    capacity = setting.split.slots
+    if setting.policy.static or size <= capacity:
+        return call(setting.loaded, prompts, positions, _Prefill(layers, 0))
+    # Sliding-window layers evict by position, one token at a time.
+    sliding = len(layers) > setting.loaded.geometry.layers
+    chunk = 1 if sliding else max(1, min(_LARGEST_CHUNK, capacity // 8, setting.split.long + 1))
+    edges = [0, *range(capacity, size, chunk), size]
+    for start, stop in pairwise(edges):
+        logits = call(setting.loaded, prompts[:, start:stop], positions[:, start:stop], _Prefill(layers, start))
+    return logits
+
+
+def decode(
+    loaded: LoadedModel, layers: Sequence[Layer], ids: Tensor, step: Step, observer: Observer | None = None, index: int = 0
+) -> Tensor:
+    """Feeds one token a row, ids [R]; logits [R, V]."""
+    return call(loaded, ids[:, None], step.positions[:, None], _Decode(layers, step, observer, index))
+

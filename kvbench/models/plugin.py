@@ -1,0 +1,19 @@
+"""Announces the models that ship with kvbench: strings only, nothing here imports torch."""
+
+from __future__ import annotations
+
+from kvbench.entries import ModelEntry
+from kvbench.hookspecs import hookimpl
+
+
+@hookimpl
+def kvbench_models() -> list[ModelEntry]:
+    """Return the models of this package."""
+    return [
+        ModelEntry(
+            name="ref",
+            target="kvbench.models.reference:Reference",
+            summary="the embedded reference model: small, Qwen3-shaped, trained on the reference tasks",
+            licence="Apache-2.0",
+        ),
+    ]
