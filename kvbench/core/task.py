@@ -1,0 +1,134 @@
+"""What a task is: problems, grades, and the reference solution with what it still needs at each token. No torch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import ClassVar, Literal
+
+Split = Literal["eval", "train"]
+"""Problems of different splits never coincide: scores come from `eval`, every training from `train`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One problem.
+
+    Attributes:
+        id: unique within everything that kvbench can generate, e.g. `recurrence@1/1024/seed0/17`.
+        prompt: the text that the model sees.
+        answer: the canonical answer.
+        meta: further facts about the problem, as (name, value) pairs so that a problem stays hashable.
+    """
+
+    id: str
+    prompt: str
+    answer: str
+    meta: tuple[tuple[str, str | int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """How good one completion is.
+
+    Attributes:
+        exact: 1.0 if the answer is the canonical one, else 0.0.
+        steps_correct: share of the problem's steps that are correct before the first error.
+        finished: the completion got as far as giving an answer.
+    """
+
+    exact: float
+    steps_correct: float
+    finished: bool
+
+
+class Task(ABC):
+    """A named, versioned source of problems plus a grader; constructed without arguments.
+
+    Attributes:
+        name: registered name.
+        version: raised whenever a problem, a prompt or a grade changes.
+        held_out: no policy is trained on this task.
+        levels: generation lengths, in tokens, for which there are problems.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    held_out: ClassVar[bool] = False
+    levels: ClassVar[tuple[int, ...]]
+
+    @abstractmethod
+    def problems(self, gen_len: int, n: int, seed: int, split: Split = "eval") -> list[Problem]:
+        """Return the first `n` problems of a level; problem i does not depend on `n`.
+
+        Raises:
+            KvbenchError: the task has no such level.
+        """
+
+    @abstractmethod
+    def longest_prompt(self, gen_len: int) -> int:
+        """Return how many tokens the longest prompt of a level has."""
+
+    @abstractmethod
+    def grade(self, problem: Problem, completion: str) -> Grade:
+        """Grade a completion; malformed ones are wrong, never an error."""
+
+
+class TracedTask(Task):
+    """A task whose problems have a reference solution, written token by token."""
+
+    @abstractmethod
+    def trace(self, problem: Problem) -> Trace:
+        """Return the reference solution of a problem."""
+
+
+@dataclass(slots=True)
+class Trace:
+    """A reference solution and, for each of its tokens, which earlier tokens it was made from.
+
+    Attributes:
+        tokens: the words of prompt and completion.
+        prompt_len: how many of them are the prompt.
+        uses: pairs (use position, source position): the token at the use position, the one to be generated there, needs
+            the token at the earlier source position.
+        reaches: for each number or line that is looked up, how many tokens ago its nearest copy ended, whatever is a
+            copy of it. A cache of the most recent tokens that is smaller than the largest of them must fail.
+    """
+
+    tokens: list[str]
+    prompt_len: int
+    uses: list[tuple[int, int]] = field(default_factory=list)
+    reaches: list[int] = field(default_factory=list)
+
+    @property
+    def completion(self) -> str:
+        """The part that a model has to generate, as text."""
+        return " ".join(self.tokens[self.prompt_len :])
+
+
+def last_uses(trace: Trace) -> list[int]:
+    """Return the position of each token's last use; -1 for a token that is never used."""
+    last = [-1] * len(trace.tokens)
+    for use, source in trace.uses:
+        last[source] = max(last[source], use)
+    return last
+
+
+def live_set_sizes(trace: Trace, min_age: int = 0, first: int = 0) -> list[int]:
+    """Return for each position q the number of live tokens from `first` on that are at least `min_age` tokens old.
+
+    The token at t is live at q if t <= q and some use of it lies after q; its age is q - t.
+    """
+    change = [0] * (len(trace.tokens) + 1)
+    for position, last in enumerate(last_uses(trace)):
+        if position >= first and last > position + min_age:
+            change[position + min_age] += 1
+            change[last] -= 1
+    return list(accumulate(change[:-1]))
+
+
+def ages(trace: Trace) -> Sequence[int]:
+    """Return how far back each use reaches, in tokens."""
+    return [use - source for use, source in trace.uses]
