@@ -1,0 +1,1 @@
+"""Grid to cells to stored rows: planning, execution, resume, environment."""

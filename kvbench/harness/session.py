@@ -1,0 +1,151 @@
+"""A whole run: options to a plan, a plan to stored rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from kvbench.core.cell import MEASUREMENT_VERSION
+from kvbench.core.errors import KvbenchError, canonical
+from kvbench.core.result import SCHEMA_VERSION, Result
+from kvbench.engine.run import contact
+from kvbench.harness.choices import choose
+from kvbench.harness.execute import Executor, LocalExecutor
+from kvbench.harness.options import Checked
+from kvbench.harness.plan import Plan, Planned, automatic_rows, make_plan
+from kvbench.harness.problems import ProblemSource, load_tasks
+from kvbench.harness.store import Settings, Store
+from kvbench.models.open import open_model
+from kvbench.plugins import Registry
+
+# The embedded model's arithmetic is small and its answers have to agree between devices.
+_ALWAYS_FLOAT32 = frozenset({"ref"})
+
+
+class Watcher(Protocol):
+    """Who is told how a run goes on; the defaults of `Silent` tell nobody."""
+
+    def started(self, todo: int, done: int) -> None:
+        """Before the first cell: how many are to do, how many were done before."""
+
+    def cell(self, planned: Planned) -> Callable[[int], None] | None:
+        """Before each cell; returns what is called with the number of new tokens."""
+
+    def closed(self, result: Result) -> None:
+        """After each cell is durable."""
+
+
+class Silent:
+    """Tells nobody."""
+
+    def started(self, todo: int, done: int) -> None:
+        """Nothing."""
+
+    def cell(self, planned: Planned) -> None:
+        """Nothing."""
+
+    def closed(self, result: Result) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """A loaded model with a plan for it."""
+
+    checked: Checked
+    plan: Plan
+    executor: Executor
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a run left: the rows of its shard, in the order of the plan, and where they lie."""
+
+    folder: Path
+    rows: tuple[Result, ...]
+
+    @property
+    def failed(self) -> int:
+        """Cells that failed."""
+        return sum(row.status == "failed" for row in self.rows)
+
+
+def open_session(checked: Checked, registry: Registry) -> Session:
+    """Load the model, choose policies and plan the grid.
+
+    Raises:
+        KvbenchError: something that was asked for cannot be had.
+    """
+    if checked.threads is not None:
+        torch.set_num_threads(checked.threads)
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers draws its own bars, terminal or not
+    device = _device(checked.device)
+    loaded = open_model(checked.model, registry, torch.device(device), _dtype(checked, device))
+    with contact(loaded):
+        pass  # a model that the engine cannot run is refused now, not once a cell
+    problems = ProblemSource(loaded, load_tasks(checked.tasks, registry))
+    plan = make_plan(checked, choose(checked, loaded, registry), loaded, problems)
+    settings = Settings(
+        model=loaded.name,
+        weights_hash=loaded.weights_hash,
+        problems=checked.limit,
+        samples=checked.samples,
+        seeds=checked.seeds,
+        temperature=checked.temperature,
+        top_p=checked.top_p,
+        top_k=checked.top_k,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        device=device,
+        rows=checked.rows or automatic_rows(device, checked.limit * checked.samples),
+        attention="auto",
+        measurement=MEASUREMENT_VERSION,
+        schema=SCHEMA_VERSION,
+    )
+    return Session(checked, plan, LocalExecutor(loaded, problems), settings)
+
+
+def run_session(session: Session, watcher: Watcher | None = None) -> Finished:
+    """Measure every cell of the shard that the folder does not hold yet; failed ones are tried again.
+
+    Raises:
+        KvbenchError: the folder cannot be written or holds another configuration.
+    """
+    watcher = watcher or Silent()
+    with Store(session.checked.out, session.settings) as store:
+        todo = [planned for planned in session.plan.mine if not _done(store, planned)]
+        watcher.started(len(todo), len(session.plan.mine) - len(todo))
+        for planned in todo:
+            if planned.skip is not None:
+                store.add(Result.of(planned.cell, "skipped", planned.skip, held_out=planned.held_out))
+                continue
+            outcome = session.executor.execute(planned, watcher.cell(planned))
+            store.add(outcome.result, outcome.completions)
+            watcher.closed(outcome.result)
+        rows = [store.result(planned.cell.key) for planned in session.plan.mine]
+    return Finished(session.checked.out, tuple(row for row in rows if row is not None))
+
+
+def _done(store: Store, planned: Planned) -> bool:
+    row = store.result(planned.cell.key)
+    return row is not None and row.status == "ok"
+
+
+def _device(wanted: str) -> str:
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise KvbenchError("--device is cuda, but torch finds no CUDA device here; use --device cpu.")
+    return wanted
+
+
+def _dtype(checked: Checked, device: str) -> torch.dtype:
+    if checked.dtype != "auto":
+        return torch.float32 if checked.dtype == "float32" else torch.bfloat16
+    always = canonical(checked.model) in _ALWAYS_FLOAT32
+    return torch.bfloat16 if device == "cuda" and not always else torch.float32

@@ -1,0 +1,92 @@
+"""Suites: the arguments of a run in a TOML file, so that a published table can name how it was made."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, fields
+from typing import Any
+
+from kvbench.core.errors import KvbenchError, unknown_name
+from kvbench.recipes import find
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """The keys that a suite may have; None and () leave the choice to the command line and its defaults.
+
+    Attributes:
+        description: one sentence for people.
+        policies, tasks: names.
+        crs: ratios as text; or `budgets`: slots.
+        gen_lens: generation caps.
+        model: default model.
+        limit: problems a task.
+        samples: completions a problem.
+        seeds: one row each.
+        reference_length: tokens that the dense cache is taken to hold.
+        temperature, top_p, top_k: of sampling.
+    """
+
+    description: str = ""
+    policies: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    crs: tuple[str, ...] = ()
+    budgets: tuple[int, ...] = ()
+    gen_lens: tuple[int, ...] = ()
+    model: str | None = None
+    limit: int | None = None
+    samples: int | None = None
+    seeds: tuple[int, ...] = ()
+    reference_length: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+
+
+_SCALARS: dict[str, tuple[type, ...]] = {
+    "description": (str,),
+    "model": (str,),
+    "limit": (int,),
+    "samples": (int,),
+    "reference_length": (int,),
+    "temperature": (int, float),
+    "top_p": (int, float),
+    "top_k": (int,),
+}
+_LISTS: dict[str, type] = {
+    "policies": str,
+    "tasks": str,
+    "crs": str,
+    "budgets": int,
+    "gen_lens": int,
+    "seeds": int,
+}
+
+
+def load_suite(name: str) -> Suite:
+    """Read a suite that ships with kvbench, by name, or any TOML file, by path.
+
+    Raises:
+        KvbenchError: there is none, it is not TOML, or a key or a value is not a suite's.
+    """
+    path = find(name, "suites")
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise KvbenchError(f"The suite {path} is not TOML: {error}.") from error
+    for key, value in values.items():
+        if key not in _SCALARS and key not in _LISTS:
+            raise unknown_name(f"key of a suite ({path})", key, (field.name for field in fields(Suite)))
+        if not _fits(key, value):
+            wanted = f"a list of {_LISTS[key].__name__}" if key in _LISTS else f"of type {_SCALARS[key][-1].__name__}"
+            raise KvbenchError(f"The suite {path} has {key} = {value!r}; it has to be {wanted}.")
+    if values.get("crs") and values.get("budgets"):
+        raise KvbenchError(f"The suite {path} has both crs and budgets; keep one.")
+    arguments: dict[str, Any] = {key: tuple(value) if key in _LISTS else value for key, value in values.items()}
+    return Suite(**arguments)
+
+
+def _fits(key: str, value: Any) -> bool:
+    if key in _LISTS:
+        return isinstance(value, list) and all(type(item) is _LISTS[key] for item in value)
+    return type(value) in _SCALARS[key]

@@ -1,0 +1,1 @@
+"""Stored rows to statistics and tables: pure functions, no model."""

@@ -1,0 +1,208 @@
+"""Rows to the lines that people read: one a policy, ratio and length, its tasks pooled, the held-out family apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from kvbench.core.intervals import Estimate, score_interval
+from kvbench.core.result import Result
+from kvbench.report.load import Grades
+from kvbench.report.paired import find_twins
+from kvbench.report.statistics import problem_means, relative_score
+
+
+class Conditions(NamedTuple):
+    """What rows have to share to stand in one table."""
+
+    model: str
+    weights_hash: str
+    dtype: str
+    device: str
+    n: int
+    samples: int
+    temperature: float
+    top_p: float
+    top_k: int
+    rows: int
+
+
+class _Line(NamedTuple):
+    """What the rows of one line share."""
+
+    gen_length: int
+    cr: float
+    requested: str
+    policy: str
+    policy_args: str
+    checkpoint: str | None
+    adapted_lm: str | None
+
+
+@dataclass(frozen=True)
+class Line:
+    """One policy at one ratio and length.
+
+    Attributes:
+        label: of the policy.
+        role: as in the rows.
+        requested: ratio or slots as asked for.
+        gen_length: generation cap.
+        tasks: relative score (score for a dense row) by task.
+        trained, held_out: relative score over all problems of the tasks that policies trained on, and of the others.
+        of_lm: the first against the dense twin on the same adapted LM.
+        score: over the trained tasks.
+        cr_mean, kv_bytes, scorer_bytes, tokens_per_s: means over rows.
+        notes: failures, skips and alarms -> tasks.
+    """
+
+    label: str
+    role: str
+    requested: str
+    gen_length: int
+    tasks: dict[str, Estimate | None]
+    trained: Estimate | None
+    held_out: Estimate | None
+    of_lm: Estimate | None
+    score: Estimate | None
+    cr_mean: float | None
+    kv_bytes: float | None
+    scorer_bytes: float | None
+    tokens_per_s: float | None
+    notes: Mapping[str, Sequence[str]]
+
+
+def conditions(row: Result) -> Conditions:
+    """Of one row."""
+    return Conditions(
+        row.model,
+        row.weights_hash,
+        row.dtype,
+        row.device,
+        row.n,
+        row.samples,
+        row.temperature,
+        row.top_p,
+        row.top_k,
+        row.rows,
+    )
+
+
+def summarise(rows: Sequence[Result], grades: Grades) -> list[tuple[Conditions, list[Line]]]:
+    """Tables of comparable lines: by length and ratio, dense rows first, policies in the order of the rows."""
+    tables: dict[Conditions, dict[_Line, list[Result]]] = {}
+    for row in rows:
+        tables.setdefault(conditions(row), {}).setdefault(_line(row), []).append(row)
+    return [(shared, _lines(lines, rows, grades)) for shared, lines in tables.items()]
+
+
+def _lines(lines: dict[_Line, list[Result]], rows: Sequence[Result], grades: Grades) -> list[Line]:
+    # Sorting is stable, so that policies keep their order.
+    ordered = sorted(lines.items(), key=lambda item: (item[0].gen_length, item[0].cr))
+    return [_summary(members, rows, grades) for _, members in ordered]
+
+
+def _line(row: Result) -> _Line:
+    return _Line(
+        row.gen_length,
+        row.cr,
+        _requested(row),
+        row.policy,
+        row.policy_args,
+        row.checkpoint,
+        row.adapted_lm,
+    )
+
+
+def _requested(row: Result) -> str:
+    if row.budget is None:
+        return "0"
+    return row.cr_requested or f"{row.budget} slots"
+
+
+def _summary(members: Sequence[Result], rows: Sequence[Result], grades: Grades) -> Line:
+    first = members[0]
+    measured = [row for row in members if row.status == "ok"]
+    trained = [row for row in measured if not row.held_out]
+    held_out = [row for row in measured if row.held_out]
+    return Line(
+        label=_label(first, rows),
+        role=first.role,
+        requested=_requested(first),
+        gen_length=first.gen_length,
+        tasks={task: _task(task, measured, rows, grades) for task in sorted({row.task for row in members})},
+        trained=_pooled(trained, rows, grades, adapted=False),
+        held_out=_pooled(held_out, rows, grades, adapted=False),
+        of_lm=_pooled(trained, rows, grades, adapted=True) if first.role == "policy" else None,
+        score=_score(trained, grades),
+        cr_mean=_mean(measured, lambda row: row.cr_mean),
+        kv_bytes=_mean(measured, lambda row: row.kv_bytes),
+        scorer_bytes=_mean(measured, lambda row: row.scorer_bytes),
+        tokens_per_s=_speed(measured),
+        notes=_notes(members),
+    )
+
+
+def _label(row: Result, rows: Sequence[Result]) -> str:
+    label = f"{row.policy}({row.policy_args})" if row.policy_args else row.policy
+    if row.adapted_lm is None or row.adapted_lm == row.checkpoint:
+        return label
+    owners = {other.policy for other in rows if other.checkpoint == row.adapted_lm}
+    return f"{label} on {min(owners)}'s LM" if owners else f"{label} on LM {row.adapted_lm[:8]}"
+
+
+def _task(task: str, measured: Sequence[Result], rows: Sequence[Result], grades: Grades) -> Estimate | None:
+    mine = [row for row in measured if row.task == task]
+    if mine and mine[0].role == "dense":
+        return _score(mine, grades)
+    return _pooled(mine, rows, grades, adapted=False)
+
+
+def _pooled(members: Sequence[Result], rows: Sequence[Result], grades: Grades, *, adapted: bool) -> Estimate | None:
+    """Relative score over the problems of all rows that have a twin; None when one has none."""
+    mine: dict[str, float] = {}
+    dense: dict[str, float] = {}
+    for row in members:
+        twins = find_twins(row, rows)
+        twin = twins.adapted if adapted else twins.base
+        if twin is None:
+            return None
+        # A problem is its own cluster within a task and seed; the same name elsewhere is another one.
+        mine |= {f"{row.twin_key}/{name}": mean for name, mean in problem_means(grades[row.key]).items()}
+        dense |= {f"{row.twin_key}/{name}": mean for name, mean in problem_means(grades[twin.key]).items()}
+    if members and members[0].role == "dense":
+        return Estimate(1.0, 1.0, 1.0) if any(mine.values()) else None
+    return relative_score(mine, dense, members[0].samples) if members else None
+
+
+def _score(members: Sequence[Result], grades: Grades) -> Estimate | None:
+    means = [mean for row in members for mean in problem_means(grades[row.key]).values()]
+    return score_interval(means, members[0].samples) if means else None
+
+
+def _mean(members: Sequence[Result], value: Callable[[Result], float | None]) -> float | None:
+    values = [found for row in members if (found := value(row)) is not None]
+    return float(np.mean(values)) if values else None
+
+
+def _speed(members: Sequence[Result]) -> float | None:
+    """All tokens over all seconds."""
+    tokens = seconds = 0.0
+    for row in members:
+        if row.tokens_per_s and row.output_length:
+            tokens += row.output_length * row.n * row.samples
+            seconds += row.output_length * row.n * row.samples / row.tokens_per_s
+    return tokens / seconds if seconds else None
+
+
+def _notes(members: Sequence[Result]) -> dict[str, list[str]]:
+    notes: dict[str, list[str]] = {}
+    for row in members:
+        if row.status != "ok":
+            notes.setdefault(f"{row.status}: {row.reason}", []).append(row.task)
+        for alarm in row.alarms:
+            notes.setdefault(alarm, []).append(row.task)
+    return notes
