@@ -1,0 +1,1 @@
+"""KVpop: priorities from an mLSTM that decides about a token when it leaves the window."""

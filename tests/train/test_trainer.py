@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvbench.core.errors import KvbenchError
+from kvbench.core.policy import LearnedPolicy
+from kvbench.models.checkpoint import Checkpoint, build_policy
+from kvbench.models.source import LoadedModel
+from kvbench.plugins import load_registry
+from kvbench.train.data import training_tasks
+from kvbench.train.recipe import Recipe
+from kvbench.train.resume import LOG, STATE
+from kvbench.train.trainer import Trainer
+
+Make = Callable[[], LoadedModel]
+
+
+def _policy(name: str, recipe: Recipe) -> LearnedPolicy:
+    return build_policy(load_registry().policy(name), recipe.policy)
+
+
+def _trainer(loaded: LoadedModel, recipe: Recipe, out: Path, name: str = "kvpop_mlp", **more: Any) -> Trainer:
+    return Trainer(loaded, _policy(name, recipe), recipe, training_tasks(recipe.tasks), out, **more)
+
+
+def _log(out: Path) -> list[dict[str, Any]]:
+    records = [json.loads(line) for line in (out / LOG).read_text().splitlines()]
+    # Speed is the one thing that may differ between equal runs.
+    return [{name: value for name, value in record.items() if name != "tokens_per_s"} for record in records]
+
+
+def _same_weights(one: Checkpoint, other: Checkpoint) -> bool:
+    for mine, theirs in ((one.lm_weights, other.lm_weights), (one.scorer_weights, other.scorer_weights)):
+        assert mine is not None
+        assert theirs is not None
+        if not all(torch.equal(mine[name], theirs[name]) for name in mine):
+            return False
+    return True
+
+
+def test_same_seed_same_curve_another_seed_another(make_tiny: Make, short: Recipe, tmp_path: Path) -> None:
+    runs = {}
+    for name, seed in (("first", 0), ("second", 0), ("third", 1)):
+        checkpoint = _trainer(make_tiny(), short, tmp_path / name, seed=seed).train()
+        assert checkpoint is not None
+        runs[name] = checkpoint
+    assert _log(tmp_path / "first") == _log(tmp_path / "second")
+    assert runs["first"].hash == runs["second"].hash
+    assert not _same_weights(runs["first"], runs["third"])
+
+
+@pytest.mark.parametrize("name", ["kvpop", "kvpop_mlp", "streaming_llm_plus"])
+def test_a_killed_run_goes_on_as_if_it_had_not_been(make_tiny: Make, short: Recipe, tmp_path: Path, name: str) -> None:
+    whole = _trainer(make_tiny(), short, tmp_path / "whole", name).train()
+    # Step 3 is done but not saved when the run ends: it is done again.
+    assert _trainer(make_tiny(), short, tmp_path / "killed", name).train(stop_after=3) is None
+    with (tmp_path / "killed" / LOG).open("a") as log:
+        log.write('{"step": 3, "kl": 0.')
+    resumed = _trainer(make_tiny(), short, tmp_path / "killed", name)
+    assert (tmp_path / "killed" / STATE).exists()
+    again = resumed.train()
+    assert whole is not None
+    assert again is not None
+    assert _log(tmp_path / "whole") == _log(tmp_path / "killed")
+    assert whole.hash == again.hash
+    assert not (tmp_path / "killed" / STATE).exists()
+
+
+def test_distillation_brings_the_lm_back_to_the_teacher(make_tiny: Make, short: Recipe, tmp_path: Path) -> None:
+    recipe = replace(short, steps=40, lm_lr=2e-4, tokens=600)
+    trainer = _trainer(make_tiny(), recipe, tmp_path / "out", "streaming_llm_plus")
+    before = trainer.evaluate()
+    checkpoint = trainer.train()
+    after = trainer.evaluate()
+    assert checkpoint is not None
+    assert after["kl"] < 0.7 * before["kl"]
+    # The control has no scorer; its recency is compared with the teacher's sets all the same.
+    assert after["boundary"] is None
+    assert 0 < after["recall"] < 1
+    assert checkpoint.scorer_weights is None
+    assert {name: checkpoint.training[name] for name in after} == after
+
+
+@pytest.mark.parametrize("name", ["kvpop", "kvpop_mlp"])
+def test_the_boundary_loss_brings_the_scorer_to_the_teachers_sets(
+    make_tiny: Make, short: Recipe, tmp_path: Path, name: str
+) -> None:
+    recipe = replace(short, steps=40, lm_lr=0.0, weight_decay=0.0, scorer_lr=1e-2, tokens=600)
+    trainer = _trainer(make_tiny(), recipe, tmp_path / "out", name)
+    before = trainer.evaluate()
+    trainer.train()
+    after = trainer.evaluate()
+    assert after["boundary"] < 0.8 * before["boundary"]
+    assert after["recall"] > before["recall"] + 0.05
+    assert after["mass"] > before["mass"]
+
+
+def test_the_model_that_was_given_is_left_alone(make_tiny: Make, short: Recipe, tmp_path: Path) -> None:
+    loaded, untouched = make_tiny(), make_tiny()
+    _trainer(loaded, short, tmp_path / "out").train()
+    pairs = zip(loaded.model.parameters(), untouched.model.parameters(), strict=True)
+    assert all(torch.equal(mine, fresh) for mine, fresh in pairs)
+    assert loaded.model.config._attn_implementation == untouched.model.config._attn_implementation
+
+
+def test_the_checkpoint_runs_as_it_was_trained(make_tiny: Make, short: Recipe, tmp_path: Path) -> None:
+    loaded = make_tiny()
+    trainer = _trainer(loaded, short, tmp_path / "out", "kvpop")
+    checkpoint = trainer.train()
+    assert checkpoint is not None
+    checkpoint.require(loaded, "kvpop")
+    assert checkpoint.policy() == _policy("kvpop", short)
+    assert checkpoint.trained_budgets == {"crs": ["0.5", "0.6"], "reference_lengths": {"128": 150}}
+    scorers = checkpoint.scorers(loaded.geometry)
+    assert scorers is not None
+    assert trainer.scorers is not None
+    for mine, stored in zip(trainer.scorers.parameters(), scorers.parameters(), strict=True):
+        assert torch.equal(mine, stored)
+    with checkpoint.adapted(loaded.model):
+        for mine, used in zip(trainer.student.parameters(), loaded.model.parameters(), strict=True):
+            assert torch.equal(mine.bfloat16(), used.bfloat16())
+
+
+def test_a_finished_folder_is_read_not_trained(make_tiny: Make, short: Recipe, tmp_path: Path) -> None:
+    first = _trainer(make_tiny(), short, tmp_path / "out").train()
+    log = (tmp_path / "out" / LOG).read_bytes()
+    trainer = _trainer(make_tiny(), short, tmp_path / "out")
+    assert trainer.finished
+    again = trainer.train()
+    assert first is not None
+    assert again is not None
+    assert first.hash == again.hash
+    assert (tmp_path / "out" / LOG).read_bytes() == log
+
+
+def test_a_folder_is_never_mixed(make_tiny: Make, short: Recipe, tmp_path: Path) -> None:
+    _trainer(make_tiny(), short, tmp_path / "out").train(stop_after=3)
+    with pytest.raises(KvbenchError, match=r"another configuration \(recipe.lm_lr: 0.0004 there, 0.001 here\)"):
+        _trainer(make_tiny(), replace(short, lm_lr=1e-3), tmp_path / "out")
+    with pytest.raises(KvbenchError, match=r"seed: 0 there, 5 here"):
+        _trainer(make_tiny(), short, tmp_path / "out", seed=5)
+    other = _trainer(make_tiny(), short, tmp_path / "out", seed=5, resume=False)
+    assert not (tmp_path / "out" / STATE).exists()
+    assert other.train() is not None
+
+
+def test_a_folder_with_something_else_is_refused(make_tiny: Make, short: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("do not lose me")
+    for resume in (True, False):
+        with pytest.raises(KvbenchError, match="is not empty and holds no training"):
+            _trainer(make_tiny(), short, tmp_path / "out", resume=resume)
+    assert (tmp_path / "out" / "thesis.tex").exists()
+
+
+def test_a_folder_that_cannot_be_written(make_tiny: Make, short: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(KvbenchError, match=r"Cannot write to the folder .*file/out"):
+        _trainer(make_tiny(), short, tmp_path / "file" / "out")
+
+
+def test_a_damaged_state_is_named(make_tiny: Make, short: Recipe, tmp_path: Path) -> None:
+    _trainer(make_tiny(), short, tmp_path / "out").train(stop_after=3)
+    (tmp_path / "out" / STATE).write_bytes(b"not tensors")
+    with pytest.raises(KvbenchError, match=r"resume.safetensors is damaged .*start afresh with --no-resume"):
+        _trainer(make_tiny(), short, tmp_path / "out").train()
+
+
+def test_rows_too_short_for_the_ratio(make_tiny: Make, short: Recipe, tmp_path: Path) -> None:
+    recipe = replace(short, crs=("0.5", "31/32"))
+    with pytest.raises(KvbenchError, match=r"Rows of level 128 are too short to train ratio 31/32: they leave 5 slots"):
+        _trainer(make_tiny(), recipe, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_rows_longer_than_the_model(make_tiny: Make, short: Recipe, tmp_path: Path) -> None:
+    with pytest.raises(KvbenchError, match=r"Rows of level 128 have up to 150 tokens, but model 'tiny' supports 100"):
+        _trainer(replace(make_tiny(), max_positions=100), short, tmp_path / "out")
+
+
+def test_a_loss_that_is_not_finite_ends_the_training(make_tiny: Make, short: Recipe, tmp_path: Path) -> None:
+    loaded = make_tiny()
+    with torch.no_grad():
+        loaded.model.model.norm.weight.fill_(torch.nan)
+    with pytest.raises(KvbenchError, match="The loss at step 0 is not a finite number"):
+        _trainer(loaded, short, tmp_path / "out").train()
