@@ -38,8 +38,11 @@ def run(
     dtype: str = "auto",
     rows: int | None = None,
     threads: int | None = None,
+    processes: int | None = 1,
 ) -> pd.DataFrame:
     """`kvbench run` from Python: the same names, defaults, files and resuming.
+
+    `processes` above 1 needs a script that starts under `if __name__ == "__main__":`; None is the command's `auto`.
 
     Returns:
         One row a cell of this run, with the columns of `kvbench table --format json`. A failed cell is a row.
@@ -75,6 +78,7 @@ def run(
         dtype=dtype,
         rows="auto" if rows is None else str(rows),
         threads=threads,
+        processes="auto" if processes is None else str(processes),
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,

@@ -89,6 +89,13 @@ def run(
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.", rich_help_panel=_HOW)] = "auto",
     rows: Annotated[str, typer.Option(help="Sequences side by side: auto or a number.", rich_help_panel=_HOW)] = "auto",
     threads: Annotated[int | None, typer.Option(help="CPU threads.", rich_help_panel=_HOW)] = None,
+    processes: Annotated[
+        str,
+        typer.Option(
+            help="Cells measured side by side: auto (one a core for small models on a CPU) or a number.",
+            rich_help_panel=_HOW,
+        ),
+    ] = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop.", rich_help_panel=_HOW)] = False,
 ) -> None:
     """Run policies on tasks and show what is left of the dense model. Interrupted runs go on where they were.
@@ -117,6 +124,7 @@ def run(
         dtype=dtype,
         rows=rows,
         threads=threads,
+        processes=processes,
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
@@ -190,7 +198,8 @@ class Screen:
         if self._bar.disable or result.status != "ok":
             told = f"score {result.score:.3f}" if result.score is not None else f"{result.status}: {result.reason}"
             budget = "dense" if result.budget is None else f"{result.budget} slots"
-            place = f"{result.policy}, {budget}, {result.task}, length {result.gen_length}"
+            lm = f" on LM {(result.adapted_lm or '')[:8]}" if result.role == "dense_adapted" else ""
+            place = f"{result.policy}{lm}, {budget}, {result.task}, length {result.gen_length}"
             self._say(f"[{self._closed}/{self._todo}] {place}: {told}")
 
     def _add(self, tokens: int) -> None:

@@ -23,7 +23,9 @@ def parse_cr(text: str) -> Fraction:
     except (ValueError, ZeroDivisionError):
         cr = None
     if cr is None:
-        raise KvbenchError(f"The compression ratio '{text}' is not a number; write a decimal (0.88) or a fraction (7/8).")
+        raise KvbenchError(
+            f"The compression ratio '{text}' is not a number; write a decimal (0.88) or a fraction (7/8)."
+        )
     if not 0 <= cr < 1:
         raise KvbenchError(
             f"The compression ratio {text} is outside 0 <= cr < 1; it is the fraction of the cache removed (0.88 keeps 12 %)."
@@ -51,7 +53,9 @@ class Budget:
 
     def __post_init__(self) -> None:
         if self.slots < 1 or self.reference_length < 1:
-            raise KvbenchError(f"A budget needs at least one slot and one token, not {self.slots} of {self.reference_length}.")
+            raise KvbenchError(
+                f"A budget needs at least one slot and one token, not {self.slots} of {self.reference_length}."
+            )
 
     @classmethod
     def from_cr(cls, cr: Fraction, reference_length: int) -> Budget:

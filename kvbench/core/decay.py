@@ -1,4 +1,4 @@
-"""How a learned score loses weight with age: one log gamma per KV head (kvpop.md 2.2, 4.5)."""
+"""How a learned score loses weight with age: one log gamma per KV head (docs/kvpop.md 2.1, 4.5)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The attention that a token receives after it has left the protected window: the target of KVpop's scorers.
 
 `m_t = mean over d >= t + w of p_{d -> t}` with `p = exp(logit - LSE_d)`, computed as the transposed log-sum-exp over
-queries of `logit - LSE_d` in blocks of keys (KVpop, section on the future-attention target; kvpop.md 3). Nothing S x S is
+queries of `logit - LSE_d` in blocks of keys (KVpop, section on the future-attention target; docs/kvpop.md 3). Nothing S x S is
 held at once.
 """
 
@@ -13,7 +13,9 @@ from torch import Tensor
 _FLOOR = 1e-9
 
 
-def future_mass(queries: Tensor, keys: Tensor, normaliser: Tensor, scale: float, window: int, block: int = 1024) -> Tensor:
+def future_mass(
+    queries: Tensor, keys: Tensor, normaliser: Tensor, scale: float, window: int, block: int = 1024
+) -> Tensor:
     """Log mean future mass per query head.
 
     Args:
@@ -37,7 +39,9 @@ def future_mass(queries: Tensor, keys: Tensor, normaliser: Tensor, scale: float,
         stop = min(start + block, size - window)
         # Queries before start + window see none of this block's keys after their window.
         first = start + window
-        logits = torch.einsum("rhtd,rhgsd->rhgts", keys[:, :, start:stop].float(), grouped[..., first:, :].float()) * scale
+        logits = (
+            torch.einsum("rhtd,rhgsd->rhgts", keys[:, :, start:stop].float(), grouped[..., first:, :].float()) * scale
+        )
         logits -= shift[..., first:]
         logits.masked_fill_(query[first:] < query[start:stop, None] + window, -torch.inf)
         out[..., start:stop] = logits.logsumexp(-1)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def fenwick_cutoff(rank: list[int], sinks: int, window: int, k: int) -> list[int]:
-    """`ranking.running_cutoff` of one head with a Fenwick tree (kvpop.md 2.4a)."""
+    """`ranking.running_cutoff` of one head with a Fenwick tree (docs/kvpop.md 2.3)."""
     size = len(rank)
     tree = [0] * (size + 1)
     cutoff, count = [], 0

@@ -104,6 +104,14 @@ class State:
         """Every tensor that must follow a row when it is refilled; also what the audit counts."""
         return ()
 
+    def charged(self) -> tuple[Tensor, ...]:
+        """Those of `tensors` that grow with the head and are paid for by `Split.charged`.
+
+        Their bytes per row and KV head may not exceed those of that many slots' keys and values: the audit refuses more.
+        What is kept per head or per slot as one number (a stabiliser, priorities) is metadata: reported, not charged.
+        """
+        return ()
+
 
 class StaticState(State, ABC):
     """Priorities that are final when a token leaves the window."""
@@ -195,7 +203,9 @@ class Policy(ABC):
         """
         smallest = self.smallest_budget(geometry)
         if budget < smallest:
-            raise KvbenchError(f"Policy '{self.name}' needs a budget of at least {smallest} slots; this one has {budget}.")
+            raise KvbenchError(
+                f"Policy '{self.name}' needs a budget of at least {smallest} slots; this one has {budget}."
+            )
         return self.split(budget, geometry)
 
     @abstractmethod
@@ -216,7 +226,7 @@ class Scorer(nn.Module, ABC):
 
     @abstractmethod
     def log_decay(self) -> Tensor:
-        """Log gamma [H], at most 0: the priority of token t is `score_t - t * log_gamma` (kvpop.md 2.2)."""
+        """Log gamma [H], at most 0: the priority of token t is `score_t - t * log_gamma` (docs/kvpop.md 2.1)."""
 
     def priority(self, scores: Tensor, positions: Tensor) -> Tensor:
         """Static priority in fp32 from raw scores [R, H, T] and positions [R, T]."""

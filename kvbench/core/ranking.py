@@ -24,7 +24,7 @@ def running_cutoff(rank: Tensor, sinks: int, window: int, k: int) -> Tensor:
     """Rank of the k-th best eligible token at each query [..., S]; S where fewer than k are eligible, -1 if k is 0.
 
     Token t is eligible at query q when sinks <= t <= q - window. Vectorised over everything but the bits of a rank:
-    a wavelet tree's k-th smallest of a prefix, O(S log S) time and O(S) memory a head (kvpop.md 2.4c).
+    a wavelet tree's k-th smallest of a prefix, O(S log S) time and O(S) memory a head (docs/kvpop.md 2.3).
     """
     size = rank.shape[-1]
     queries = torch.arange(size, device=rank.device)
@@ -48,7 +48,9 @@ def running_cutoff(rank: Tensor, sinks: int, window: int, k: int) -> Tensor:
         low = torch.where(left, low_zeros, zeros + low - low_zeros)
         high = torch.where(left, high_zeros, zeros + high - high_zeros)
         wanted = torch.where(left, wanted, wanted - found)
-        current = current.gather(-1, (~is_zero).long().argsort(dim=-1, stable=True))
+        # A stable partition by this bit: zeros keep their order in front, ones behind them.
+        behind = zeros + torch.arange(length, device=rank.device) - before[..., :-1]
+        current = torch.empty_like(current).scatter_(-1, torch.where(is_zero, before[..., :-1], behind), current)
     return torch.where(eligible >= k, cutoff, size)
 
 

@@ -31,6 +31,7 @@ class Environment:
         platform: operating system and processor architecture.
         device_name: as the device calls itself.
         threads: CPU threads of torch.
+        processes: that measured cells side by side on the machine; speed is that of one.
     """
 
     python: str
@@ -41,6 +42,7 @@ class Environment:
     platform: str
     device_name: str
     threads: int
+    processes: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +106,9 @@ class Result:
         slots: entries that the tensors can hold per layer and KV head.
         evictions: entries overwritten.
         violations: layer, head and step combinations over budget.
-        kv_bytes, scorer_bytes, metadata_bytes: live bytes of one sequence.
+        kv_bytes, scorer_bytes, metadata_bytes: live bytes of one sequence: keys and values, the policy's state, positions and
+            priorities; layers that a policy manages.
+        sliding_bytes: live bytes of one sequence in sliding-window layers, which no policy manages; 0 without such layers.
         prefill: `exact` or `chunked`.
         path: attention path that ran.
         ms_per_step, tokens_per_s: decode time of one step of all rows; new tokens a second, prefill included.
@@ -163,6 +167,7 @@ class Result:
     kv_bytes: int | None = None
     scorer_bytes: int | None = None
     metadata_bytes: int | None = None
+    sliding_bytes: int | None = None
     prefill: str | None = None
     path: str | None = None
     ms_per_step: float | None = None

@@ -35,7 +35,15 @@ class Slots:
 
     @classmethod
     def empty(
-        cls, rows: int, heads: int, slots: int, dim: int, sinks: int, window: int, dtype: torch.dtype, device: torch.device
+        cls,
+        rows: int,
+        heads: int,
+        slots: int,
+        dim: int,
+        sinks: int,
+        window: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> Slots:
         """A cache without entries."""
         shape = (rows, heads, slots)

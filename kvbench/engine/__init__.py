@@ -1,1 +1,1 @@
-"""Model, policy and budget -> tokens: the registered attention function, slots, prefill, the decode loop, sampling, CUDA graphs."""
+"""Model, policy and budget -> tokens: the attention function, slots, prefill, the decode loop, sampling, CUDA graphs."""

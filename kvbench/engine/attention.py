@@ -41,7 +41,11 @@ def _attention(
 ) -> tuple[Tensor, None]:
     layer = module.layer_idx
     assert isinstance(layer, int)
-    for extra, what in ((attention_mask, "a mask of its own"), (softcap, "soft-capped logits"), (s_aux, "learned sinks")):
+    for extra, what in (
+        (attention_mask, "a mask of its own"),
+        (softcap, "soft-capped logits"),
+        (s_aux, "learned sinks"),
+    ):
         if extra is not None:
             raise KvbenchError(f"Attention with {what} ({type(module).__name__}) is not supported by kvbench.")
     return kvbench.attend(layer, query, key, value, scaling).transpose(1, 2), None
@@ -63,7 +67,9 @@ def over_slots(query: Tensor, keys: Tensor, values: Tensor, occupied: Tensor | N
     return out.reshape(rows, heads, 1, dim)
 
 
-def with_weights(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+def with_weights(
+    query: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
     """Explicit softmax in fp32: query [R, Hq, T, D] -> output [R, Hq, T, D] and weights [R, Hq, T, B].
 
     `visible` is boolean, broadcastable to [R, H, 1, T, B]; None when every query sees every slot.

@@ -8,6 +8,7 @@ from math import fsum
 
 import torch
 
+from kvbench.core.errors import KvbenchError
 from kvbench.engine.layer import Layer
 from kvbench.engine.requests import Audit
 from kvbench.engine.rows import Rows
@@ -39,6 +40,9 @@ class Auditor:
         self._budget = setting.split.slots
         windows = sliding_windows(setting.loaded.model.config)
         self._managed = [layer for layer, window in zip(rows.layers, windows, strict=True) if window is None]
+        self._sliding = [layer for layer, window in zip(rows.layers, windows, strict=True) if window is not None]
+        self._policy = setting.policy
+        self._check_charged_state()
         count, device = len(rows.ids), rows.ids.device
         self._removed = torch.zeros(count, dtype=torch.float64, device=device)
         self._removed_now = torch.zeros(count, dtype=torch.float64, device=device)
@@ -88,7 +92,12 @@ class Auditor:
             )
 
     def result(self) -> Audit:
-        """Totals over all requests that ended."""
+        """Totals over all requests that ended.
+
+        Raises:
+            KvbenchError: the policy's charged state has grown beyond what it pays for.
+        """
+        self._check_charged_state()
         # fsum: the order in which requests ended leaves no trace, not even in the last bit.
         peak = max(request.peak for request in self._closed)
         rows = len(self._rows.ids)
@@ -104,18 +113,42 @@ class Auditor:
             scorer_bytes=bytes_of[1] // rows,
             metadata_bytes=bytes_of[2] // rows,
             evictions=sum(request.evictions for request in self._closed),
+            sliding_bytes=sum(_live_bytes(self._sliding)) // rows,
         )
+
+    def _check_charged_state(self) -> None:
+        """Refuses a policy that stores more than the slots that it gave up would have held.
+
+        Raises:
+            KvbenchError: in some layer, the bytes of charged state per row and KV head exceed those of the charged slots.
+        """
+        if not self._policy.hard_budget:
+            return
+        for layer in self._managed:
+            keys, charged = layer.slots.keys, layer.split.charged
+            stored = _bytes(layer.state.charged()) / (keys.shape[0] * keys.shape[1])
+            paid = charged * 2 * keys.shape[3] * keys.element_size()
+            if stored > paid:
+                raise KvbenchError(
+                    f"Policy '{self._policy.name}' keeps {stored:.0f} bytes of charged state in each layer and KV head, but "
+                    f"its {charged} charged slots pay for {paid} with keys and values in {_name(keys.dtype)}; "
+                    "charge more slots, or run it with a wider number type."
+                )
 
 
 def _live_bytes(layers: Sequence[Layer]) -> tuple[int, int, int]:
     """(keys and values, policy state, positions and priorities and rings) in bytes."""
-
-    def total(tensors: Sequence[torch.Tensor]) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
     slots = [layer.slots for layer in layers]
     return (
-        sum(total((one.keys, one.values)) for one in slots),
-        sum(total(layer.state.tensors()) for layer in layers),
-        sum(total((one.positions, one.priority, one.recent)) for one in slots),
+        sum(_bytes((one.keys, one.values)) for one in slots),
+        sum(_bytes(layer.state.tensors()) for layer in layers),
+        sum(_bytes((one.positions, one.priority, one.recent)) for one in slots),
     )
+
+
+def _bytes(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

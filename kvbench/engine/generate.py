@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 import torch
@@ -24,6 +24,15 @@ from kvbench.engine.run import Setting, contact, prefill
 from kvbench.models.source import LoadedModel
 
 _CHECK_EVERY_ON_GPU = 16
+
+_PREFILL_TOKENS = 2**15
+"""Tokens of prompts that one model call reads, at most; a single longer prompt is read whole."""
+
+_PREFILL_WEIGHTS = 2**28
+"""Attention weights of one layer that a prompt's first chunk leaves to an observing policy, at most."""
+
+_Seat = tuple[int, int, Request]
+"""Row, index of the request, request."""
 
 
 class Engine:
@@ -92,7 +101,9 @@ class Engine:
         split = self._split or Split(slots=longest, sinks=0, window=1)
         setting = Setting(self._loaded, self._policy, split, self._scorers)
         with torch.inference_mode(), contact(self._loaded):
-            return self._generate(setting, requests, sampling or Sampling(), reference_length or longest, progress, observer)
+            return self._generate(
+                setting, requests, sampling or Sampling(), reference_length or longest, progress, observer
+            )
 
     def _generate(
         self,
@@ -158,18 +169,31 @@ class Engine:
         queue: deque[tuple[int, Request]],
         sampling: Sampling,
     ) -> None:
-        """Gives queued requests to free rows; prompts of equal length are read together."""
+        """Gives queued requests to free rows; prompts of equal length are read together, as many as memory allows."""
         taken = [(row, *queue.popleft()) for row in free[: len(queue)]]
         taken.sort(key=lambda item: len(item[2].prompt))
-        for _, members in groupby(taken, key=lambda item: len(item[2].prompt)):
-            group = list(members)
-            device = self._loaded.device
-            prompts = torch.tensor([request.prompt for _, _, request in group], device=device)
-            seeds = torch.tensor([request.seed for _, _, request in group], device=device)
-            layers = setting.layers(len(group), seeds)
-            logits = prefill(setting, layers, prompts)
-            rows.seat([(row, index, request) for row, index, request in group], layers, logits, seeds)
-            auditor.seat([row for row, _, _ in group], prompts.shape[1])
+        device = self._loaded.device
+        for size, members in groupby(taken, key=lambda item: len(item[2].prompt)):
+            for group in _batched(list(members), self._prompts_at_once(size, setting.split.slots)):
+                prompts = torch.tensor([request.prompt for _, _, request in group], device=device)
+                seeds = torch.tensor([request.seed for _, _, request in group], device=device)
+                layers = setting.layers(len(group), seeds)
+                logits = prefill(setting, layers, prompts)
+                rows.seat([(row, index, request) for row, index, request in group], layers, logits, seeds)
+                auditor.seat([row for row, _, _ in group], prompts.shape[1])
+
+    def _prompts_at_once(self, size: int, slots: int) -> int:
+        """How many prompts of `size` tokens are read in one model call."""
+        count = _PREFILL_TOKENS // size
+        if self._policy.needs_attention:
+            heads, first = self._loaded.geometry.query_heads, min(size, slots)
+            count = min(count, _PREFILL_WEIGHTS // (heads * first * first))
+        return max(1, count)
+
+
+def _batched(items: list[_Seat], size: int) -> Iterator[list[_Seat]]:
+    """Consecutive pieces of at most `size` items."""
+    return (items[start : start + size] for start in range(0, len(items), size))
 
 
 def _synchronize(device: torch.device) -> None:

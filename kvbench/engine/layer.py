@@ -18,6 +18,10 @@ from kvbench.core.slots import Slots, several_victims, unprotected, victims
 from kvbench.engine import attention
 
 _QUERY_BLOCK = 256
+"""Queries of a long prompt that attend at once, at most."""
+
+_MASK_ELEMENTS = 2**28
+"""Elements of the mask of such a block, at most (one byte each)."""
 
 
 @dataclass
@@ -158,8 +162,9 @@ class Layer:
         rank = ranks(priority)
         cutoff = running_cutoff(rank, sinks, window, capacity - sinks - window)
         out = torch.empty_like(query)
-        for start in range(0, size, _QUERY_BLOCK):
-            block = slice(start, min(start + _QUERY_BLOCK, size))
+        count = max(1, min(_QUERY_BLOCK, _MASK_ELEMENTS // (query.shape[0] * query.shape[1] * size)))
+        for start in range(0, size, count):
+            block = slice(start, min(start + count, size))
             seen = slice(0, block.stop)
             mask = keep_mask(rank, cutoff, sinks, window, block)[..., seen]
             out[:, :, block] = attention.under_mask(

@@ -39,7 +39,7 @@ class Completion:
     Attributes:
         tokens: new token ids, the end-of-sequence token included when it was produced.
         finish: `eos` or `length`.
-        near_ties: steps at which the two best logits lay within rounding of each other.
+        near_ties: steps at which the two best scores that decide lay within rounding of each other.
     """
 
     tokens: tuple[int, ...]
@@ -61,6 +61,7 @@ class Audit:
         kv_bytes: live bytes of keys and values per row.
         scorer_bytes: live bytes of the policy's state per row.
         metadata_bytes: positions, priorities and rings per row.
+        sliding_bytes: everything that sliding-window layers hold per row; they are no policy's and in no other number.
         evictions: entries overwritten while they held a token.
     """
 
@@ -74,6 +75,7 @@ class Audit:
     scorer_bytes: int
     metadata_bytes: int
     evictions: int
+    sliding_bytes: int
 
 
 @dataclass(frozen=True)

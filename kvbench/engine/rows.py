@@ -43,7 +43,9 @@ class Rows:
         self._seated: dict[int, tuple[int, Request]] = {}
         self._host_lengths = [0] * count
 
-    def seat(self, who: Sequence[tuple[int, int, Request]], layers: Sequence[Layer], logits: Tensor, seeds: Tensor) -> None:
+    def seat(
+        self, who: Sequence[tuple[int, int, Request]], layers: Sequence[Layer], logits: Tensor, seeds: Tensor
+    ) -> None:
         """Puts requests with freshly read prompts into rows: (row, index of the request, request), same order as `layers`."""
         device = self.ids.device
         index = torch.tensor([row for row, _, _ in who], device=device)

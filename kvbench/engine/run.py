@@ -38,7 +38,14 @@ class Setting:
         for window in sliding_windows(self.loaded.model.config):
             split = self.split if window is None else Split(slots=window, sinks=0, window=1)
             slots = Slots.empty(
-                rows, geometry.kv_heads, split.slots, geometry.head_dim, split.sinks, split.window, self.loaded.dtype, device
+                rows,
+                geometry.kv_heads,
+                split.slots,
+                geometry.head_dim,
+                split.sinks,
+                split.window,
+                self.loaded.dtype,
+                device,
             )
             if window is None:
                 scorer = self.scorers[managed] if self.scorers is not None else None
@@ -102,13 +109,15 @@ def _refuse_unsupported(loaded: LoadedModel) -> None:
             f"Model '{loaded.name}' ({type(model).__name__}) does not use transformers' attention interface; "
             "kvbench needs a decoder-only model that does."
         )
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None and getattr(config, "sliding_window", None) is not None:
-        kinds = ["sliding_attention"]  # Mistral and its kin: one window for every layer
-    if kinds is not None and (strange := sorted({*kinds} - {"full_attention", "sliding_attention"})):
-        raise KvbenchError(f"Model '{loaded.name}' has layers of the kind {strange[0]}, which kvbench does not support.")
-    if kinds is not None and "full_attention" not in kinds:
-        raise KvbenchError(f"Model '{loaded.name}' has a sliding window in every layer; there is no cache to evict from.")
+    kinds = getattr(config, "layer_types", None) or ()
+    if strange := sorted({*kinds} - {"full_attention", "sliding_attention"}):
+        raise KvbenchError(
+            f"Model '{loaded.name}' has layers of the kind {strange[0]}, which kvbench does not support."
+        )
+    if None not in sliding_windows(config):
+        raise KvbenchError(
+            f"Model '{loaded.name}' has a sliding window in every layer; there is no cache to evict from."
+        )
     ropes = getattr(config, "rope_parameters", None) or {}
     for rope in (ropes, *ropes.values()):
         if isinstance(rope, dict) and (kind := rope.get("rope_type")) in ("dynamic", "longrope"):
@@ -120,9 +129,7 @@ def _refuse_unsupported(loaded: LoadedModel) -> None:
 
 def call(loaded: LoadedModel, ids: Tensor, positions: Tensor, attending: attention.Attending) -> Tensor:
     """Logits [R, V] of the last position for ids and positions [R, T]."""
-    output = loaded.model(
-        input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=1, kvbench=attending
-    )
+    output = loaded.model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=1, kvbench=attending)
     logits = output.logits
     assert isinstance(logits, Tensor)
     return logits[:, -1]
@@ -145,8 +152,12 @@ def prefill(setting: Setting, layers: Sequence[Layer], prompts: Tensor) -> Tenso
 
 
 def decode(
-    loaded: LoadedModel, layers: Sequence[Layer], ids: Tensor, step: Step, observer: Observer | None = None, index: int = 0
+    loaded: LoadedModel,
+    layers: Sequence[Layer],
+    ids: Tensor,
+    step: Step,
+    observer: Observer | None = None,
+    index: int = 0,
 ) -> Tensor:
     """Feeds one token a row, ids [R]; logits [R, V]."""
     return call(loaded, ids[:, None], step.positions[:, None], _Decode(layers, step, observer, index))
-

@@ -45,8 +45,8 @@ def commit() -> Commit:
     return Commit(sha, None if sha is None or changes is None else bool(changes))
 
 
-def environment(device: str) -> Environment:
-    """Versions and machine, for a run on `cpu` or `cuda`."""
+def environment(device: str, processes: int = 1) -> Environment:
+    """Versions and machine, for a run on `cpu` or `cuda` in one of several processes."""
     import torch
 
     return Environment(
@@ -58,6 +58,7 @@ def environment(device: str) -> Environment:
         platform=f"{platform.system()} {platform.machine()}",
         device_name=torch.cuda.get_device_name() if device == "cuda" else _processor(),
         threads=torch.get_num_threads(),
+        processes=processes,
     )
 
 

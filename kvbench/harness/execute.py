@@ -48,10 +48,12 @@ class LocalExecutor:
     Args:
         loaded: the model.
         problems: where prompts come from.
+        processes: how many executors like this one share the machine.
     """
 
-    def __init__(self, loaded: LoadedModel, problems: ProblemSource) -> None:
+    def __init__(self, loaded: LoadedModel, problems: ProblemSource, processes: int = 1) -> None:
         self._loaded = loaded
+        self._processes = processes
         self._problems = problems
 
     def execute(self, planned: Planned, progress: Progress | None = None) -> Outcome:
@@ -124,7 +126,7 @@ class LocalExecutor:
         return replace(
             blank,
             commit=commit().sha,
-            environment=environment(self._loaded.device.type),
+            environment=environment(self._loaded.device.type, self._processes),
             random_weights=self._loaded.random,
             tokenizer_hash=self._problems.tokenizer_hash,
         )
@@ -168,6 +170,7 @@ def summarise(blank: Result, grades: Sequence[GradeRecord], generation: Generati
         kv_bytes=audit.kv_bytes,
         scorer_bytes=audit.scorer_bytes,
         metadata_bytes=audit.metadata_bytes,
+        sliding_bytes=audit.sliding_bytes,
         prefill=generation.prefill,
         path=generation.path,
         ms_per_step=timing.ms_per_step,

@@ -73,6 +73,7 @@ class RunOptions:
         shard: which part of the grid.
         device, dtype, rows: `auto` or a value.
         threads: CPU threads; torch's choice by default.
+        processes: that measure cells side by side; `auto` is one a core for small models on a CPU, else one.
         temperature, top_p, top_k: of sampling.
     """
 
@@ -97,6 +98,7 @@ class RunOptions:
     dtype: str = "auto"
     rows: str = "auto"
     threads: int | None = None
+    processes: str = "1"
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -120,7 +122,7 @@ class Checked:
         everything: the policies came from `all`: learned ones without a checkpoint are left out, not an error.
         budgets: what to run the policies at, in the order given.
         policy_args: (name, value) sorted by name.
-        rows: None for automatic.
+        rows, processes: None for automatic.
     """
 
     policies: tuple[str, ...]
@@ -143,6 +145,7 @@ class Checked:
     dtype: str
     rows: int | None
     threads: int | None
+    processes: int | None
     temperature: float
     top_p: float
     top_k: int
@@ -185,8 +188,9 @@ def check(options: RunOptions, registry: Registry) -> Checked:
         shard=Shard.parse(options.shard),
         device=_one_of("--device", options.device, DEVICES),
         dtype=_one_of("--dtype", _DTYPE_NAMES.get(options.dtype, options.dtype), DTYPES),
-        rows=_rows(options.rows),
+        rows=_auto("--rows", options.rows),
         threads=_optional("--threads", options.threads),
+        processes=_auto("--processes", options.processes),
         temperature=_between("--temperature", _first(options.temperature, suite.temperature, 0.0), 0, 100),
         top_p=_between("--top-p", _first(options.top_p, suite.top_p, 1.0), 0, 1),
         top_k=_at_least("--top-k", _first(options.top_k, suite.top_k, 0), 0),
@@ -226,11 +230,11 @@ def _pairs(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(pairs.items()))
 
 
-def _rows(text: str) -> int | None:
+def _auto(option: str, text: str) -> int | None:
     if text == "auto":
         return None
     if not text.isdecimal() or int(text) < 1:
-        raise KvbenchError(f"--rows is '{text}'; give 'auto' or a number of sequences, at least 1.")
+        raise KvbenchError(f"{option} is '{text}'; give 'auto' or a number, at least 1.")
     return int(text)
 
 

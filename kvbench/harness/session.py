@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -15,11 +15,12 @@ from kvbench.core.errors import KvbenchError, canonical
 from kvbench.core.result import SCHEMA_VERSION, Result
 from kvbench.engine.run import contact
 from kvbench.harness.choices import choose
-from kvbench.harness.execute import Executor, LocalExecutor
+from kvbench.harness.execute import Executor, LocalExecutor, Outcome
 from kvbench.harness.options import Checked
 from kvbench.harness.plan import Plan, Planned, automatic_rows, make_plan
 from kvbench.harness.problems import ProblemSource, load_tasks
 from kvbench.harness.store import Settings, Store
+from kvbench.harness.workers import outcomes_of, processes_for
 from kvbench.models.open import open_model
 from kvbench.plugins import Registry
 
@@ -55,12 +56,13 @@ class Silent:
 
 @dataclass(frozen=True)
 class Session:
-    """A loaded model with a plan for it."""
+    """A loaded model with a plan for it; `parameters` is the model's size."""
 
     checked: Checked
     plan: Plan
     executor: Executor
     settings: Settings
+    parameters: int = 0
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,13 @@ class Finished:
         return sum(row.status == "failed" for row in self.rows)
 
 
-def open_session(checked: Checked, registry: Registry) -> Session:
+def open_session(checked: Checked, registry: Registry, processes: int = 1) -> Session:
     """Load the model, choose policies and plan the grid.
+
+    Args:
+        checked: what was asked for.
+        registry: where names are looked up.
+        processes: how many sessions like this one share the machine; noted in the rows.
 
     Raises:
         KvbenchError: something that was asked for cannot be had.
@@ -107,7 +114,8 @@ def open_session(checked: Checked, registry: Registry) -> Session:
         measurement=MEASUREMENT_VERSION,
         schema=SCHEMA_VERSION,
     )
-    return Session(checked, plan, LocalExecutor(loaded, problems), settings)
+    parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
+    return Session(checked, plan, LocalExecutor(loaded, problems, processes), settings, parameters)
 
 
 def run_session(session: Session, watcher: Watcher | None = None) -> Finished:
@@ -123,12 +131,20 @@ def run_session(session: Session, watcher: Watcher | None = None) -> Finished:
         for planned in todo:
             if planned.skip is not None:
                 store.add(Result.of(planned.cell, "skipped", planned.skip, held_out=planned.held_out))
-                continue
-            outcome = session.executor.execute(planned, watcher.cell(planned))
+        for _, outcome in _outcomes(session, [planned for planned in todo if planned.skip is None], watcher):
             store.add(outcome.result, outcome.completions)
             watcher.closed(outcome.result)
         rows = [store.result(planned.cell.key) for planned in session.plan.mine]
     return Finished(session.checked.out, tuple(row for row in rows if row is not None))
+
+
+def _outcomes(session: Session, todo: list[Planned], watcher: Watcher) -> Iterator[tuple[Planned, Outcome]]:
+    processes = processes_for(session.checked, session.settings.device, session.parameters, len(todo))
+    if processes > 1:
+        yield from outcomes_of(session, todo, processes, watcher)
+        return
+    for planned in todo:
+        yield planned, session.executor.execute(planned, watcher.cell(planned))
 
 
 def _done(store: Store, planned: Planned) -> bool:

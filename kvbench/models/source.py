@@ -14,11 +14,14 @@ from kvbench.core.policy import Geometry
 def sliding_windows(config: object) -> list[int | None]:
     """The sliding window of each layer of a transformers configuration, None where the whole sequence is cached."""
     kinds = getattr(config, "layer_types", None)
-    count = int(getattr(config, "num_hidden_layers"))
+    count = int(getattr(config, "num_hidden_layers"))  # noqa: B009 - the configuration classes share no typed base
     window = getattr(config, "sliding_window", None)
-    if kinds is None:
+    if window is None or getattr(config, "use_sliding_window", None) is False:
         return [None] * count
-    return [int(window) if kind == "sliding_attention" and window else None for kind in kinds]
+    if kinds is None:
+        # Mistral and its kin: one window for every layer.
+        return [int(window)] * count
+    return [int(window) if kind == "sliding_attention" else None for kind in kinds]
 
 
 def geometry_of(config: object) -> Geometry:

@@ -1,4 +1,4 @@
-"""Rows to the lines that people read: one a policy, ratio and length, its tasks pooled, the held-out family apart."""
+"""Rows to the lines that people read: one a policy and ratio, its tasks pooled, the held-out family apart."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvbench.core.cell import Role
 from kvbench.core.intervals import Estimate, score_interval
 from kvbench.core.result import Result
 from kvbench.report.load import Grades
 from kvbench.report.paired import find_twins
 from kvbench.report.statistics import problem_means, relative_score
+
+_ROLES: tuple[Role, ...] = ("dense", "dense_adapted", "policy")
+"""Dense rows first, the base model before the others."""
 
 
 class Conditions(NamedTuple):
@@ -22,6 +26,7 @@ class Conditions(NamedTuple):
     weights_hash: str
     dtype: str
     device: str
+    gen_length: int
     n: int
     samples: int
     temperature: float
@@ -33,8 +38,6 @@ class Conditions(NamedTuple):
 class _Line(NamedTuple):
     """What the rows of one line share."""
 
-    gen_length: int
-    cr: float
     requested: str
     policy: str
     policy_args: str
@@ -44,33 +47,38 @@ class _Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Line:
-    """One policy at one ratio and length.
+    """One policy at one ratio.
 
     Attributes:
-        label: of the policy.
+        label: of the policy; `policy @trained` on the LM that was trained with policy `trained`.
         role: as in the rows.
         requested: ratio or slots as asked for.
-        gen_length: generation cap.
-        tasks: relative score (score for a dense row) by task.
+        tasks: relative score by task; on the line of the base model its score.
+        n: problems of the tasks that policies trained on.
         trained, held_out: relative score over all problems of the tasks that policies trained on, and of the others.
         of_lm: the first against the dense twin on the same adapted LM.
-        score: over the trained tasks.
-        cr_mean, kv_bytes, scorer_bytes, tokens_per_s: means over rows.
+        score, steps: exact answers and share of steps right before the first error, over the trained tasks.
+        cr_mean: achieved ratio, mean over rows.
+        cr_peak: achieved ratio at the fullest step of any row.
+        kv_bytes, scorer_bytes, ms_per_step, tokens_per_s: means over rows.
         notes: failures, skips and alarms -> tasks.
     """
 
     label: str
     role: str
     requested: str
-    gen_length: int
     tasks: dict[str, Estimate | None]
+    n: int
     trained: Estimate | None
     held_out: Estimate | None
     of_lm: Estimate | None
     score: Estimate | None
+    steps: float | None
     cr_mean: float | None
+    cr_peak: float | None
     kv_bytes: float | None
     scorer_bytes: float | None
+    ms_per_step: float | None
     tokens_per_s: float | None
     notes: Mapping[str, Sequence[str]]
 
@@ -82,6 +90,7 @@ def conditions(row: Result) -> Conditions:
         row.weights_hash,
         row.dtype,
         row.device,
+        row.gen_length,
         row.n,
         row.samples,
         row.temperature,
@@ -92,23 +101,23 @@ def conditions(row: Result) -> Conditions:
 
 
 def summarise(rows: Sequence[Result], grades: Grades) -> list[tuple[Conditions, list[Line]]]:
-    """Tables of comparable lines: by length and ratio, dense rows first, policies in the order of the rows."""
+    """Tables of comparable lines, short generations first: by ratio, dense rows first, policies in the order of the rows."""
     tables: dict[Conditions, dict[_Line, list[Result]]] = {}
     for row in rows:
         tables.setdefault(conditions(row), {}).setdefault(_line(row), []).append(row)
-    return [(shared, _lines(lines, rows, grades)) for shared, lines in tables.items()]
+    # Sorting is stable, so that what is equal keeps its order, here and below.
+    ordered = sorted(tables.items(), key=lambda table: table[0].gen_length)
+    return [(shared, _lines(lines, rows, grades)) for shared, lines in ordered]
 
 
 def _lines(lines: dict[_Line, list[Result]], rows: Sequence[Result], grades: Grades) -> list[Line]:
-    # Sorting is stable, so that policies keep their order.
-    ordered = sorted(lines.items(), key=lambda item: (item[0].gen_length, item[0].cr))
-    return [_summary(members, rows, grades) for _, members in ordered]
+    # The same slots are another ratio on each task.
+    ordered = sorted(lines.values(), key=lambda members: (min(m.cr for m in members), _ROLES.index(members[0].role)))
+    return [_summary(members, rows, grades) for members in ordered]
 
 
 def _line(row: Result) -> _Line:
     return _Line(
-        row.gen_length,
-        row.cr,
         _requested(row),
         row.policy,
         row.policy_args,
@@ -132,15 +141,18 @@ def _summary(members: Sequence[Result], rows: Sequence[Result], grades: Grades) 
         label=_label(first, rows),
         role=first.role,
         requested=_requested(first),
-        gen_length=first.gen_length,
         tasks={task: _task(task, measured, rows, grades) for task in sorted({row.task for row in members})},
+        n=sum(row.n for row in trained),
         trained=_pooled(trained, rows, grades, adapted=False),
         held_out=_pooled(held_out, rows, grades, adapted=False),
         of_lm=_pooled(trained, rows, grades, adapted=True) if first.role == "policy" else None,
         score=_score(trained, grades),
+        steps=_mean(trained, lambda row: row.steps_correct),
         cr_mean=_mean(measured, lambda row: row.cr_mean),
+        cr_peak=min((row.cr_peak for row in measured if row.cr_peak is not None), default=None),
         kv_bytes=_mean(measured, lambda row: row.kv_bytes),
         scorer_bytes=_mean(measured, lambda row: row.scorer_bytes),
+        ms_per_step=_mean(measured, lambda row: row.ms_per_step),
         tokens_per_s=_speed(measured),
         notes=_notes(members),
     )
@@ -151,7 +163,7 @@ def _label(row: Result, rows: Sequence[Result]) -> str:
     if row.adapted_lm is None or row.adapted_lm == row.checkpoint:
         return label
     owners = {other.policy for other in rows if other.checkpoint == row.adapted_lm}
-    return f"{label} on {min(owners)}'s LM" if owners else f"{label} on LM {row.adapted_lm[:8]}"
+    return f"{label} @{min(owners) if owners else row.adapted_lm[:8]}"
 
 
 def _task(task: str, measured: Sequence[Result], rows: Sequence[Result], grades: Grades) -> Estimate | None:

@@ -16,37 +16,24 @@ from rich.table import Table
 
 from kvbench.core.intervals import Estimate
 from kvbench.core.result import Environment, Result
-from kvbench.report.load import Grades, Stored
+from kvbench.report.load import Stored
 from kvbench.report.paired import paired
 from kvbench.report.summary import Conditions, Line, summarise
 
 Format = Literal["text", "md", "csv", "json"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
+# Annotations are text, since both modules postpone their evaluation.
 _INTEGERS = frozenset(
-    {
-        "task_version",
-        "gen_length",
-        "budget",
-        "reference_length",
-        "n",
-        "samples",
-        "seed",
-        "slots",
-        "evictions",
-        "violations",
-        "kv_bytes",
-        "scorer_bytes",
-        "metadata_bytes",
-        "peak_memory",
-        "near_ties",
-        "top_k",
-        "rows",
-        "threads",
-        "schema_version",
-    }
+    field.name
+    for record in (Result, Environment)
+    for field in dataclasses.fields(record)
+    if field.type in ("int", "int | None")
 )
-_WIDTH_WITHOUT_TERMINAL = 140
+_WIDTH_WITHOUT_TERMINAL = 100
+
+_FEW = 3
+"""Tasks that a note still names."""
 
 
 def frame(stored: Stored) -> pd.DataFrame:
@@ -65,9 +52,9 @@ def render(stored: Stored, form: Format = "text") -> str:
         case "json":
             return _json(stored)
         case "md":
-            return "\n\n".join(_markdown(grid) for grid in _grids(paired(stored), stored.grades)) + "\n"
+            return _markdown(_report(stored))
         case "text":
-            # Whatever reads this, it is not the terminal: no colours, and room for every column.
+            # Whatever reads this, it is not the terminal: no colours, and the same width everywhere.
             console = Console(file=io.StringIO(), width=_WIDTH_WITHOUT_TERMINAL, color_system=None)
             with console.capture() as captured:
                 show(stored, console)
@@ -83,17 +70,24 @@ def only(stored: Stored, keys: Set[str]) -> Stored:
 
 def show(stored: Stored, console: Console) -> None:
     """Print the summary."""
-    for grid in _grids(paired(stored), stored.grades):
-        console.print(grid.title, style="bold", markup=False, highlight=False, soft_wrap=True)
-        table = Table(box=None, padding=(0, 2, 0, 0))
-        for index, heading in enumerate(grid.heading):
-            table.add_column(heading, justify="left" if index == 0 else "right")
-        for row in grid.rows:
-            table.add_row(*map(escape, row))
-        console.print(table)
-        for note in grid.notes:
-            console.print(f"  ! {note}", markup=False, highlight=False, soft_wrap=True)
+    report = _report(stored)
+    for section in report.sections:
+        console.print(section.title, style="bold", markup=False, highlight=False, soft_wrap=True)
+        for grid in section.grids:
+            console.print(f"\n{grid.title}", markup=False, highlight=False, soft_wrap=True)
+            table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+            for index, heading in enumerate(grid.heading):
+                table.add_column(heading, justify="left" if index == 0 else "right", no_wrap=index > 0, overflow="fold")
+            for row in grid.rows:
+                table.add_row(*map(escape, row))
+            console.print(table)
+        if section.notes:
+            console.print()
+        for note in section.notes:
+            console.print(f"! {note}", markup=False, highlight=False, soft_wrap=True)
         console.print()
+    for line in report.legend:
+        console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -103,7 +97,23 @@ class _Grid:
     title: str
     heading: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Section:
+    """The tables of rows that may be compared, and what is wrong with them."""
+
+    title: str
+    grids: tuple[_Grid, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Report:
+    """All that is shown; the legend explains the columns once."""
+
+    sections: tuple[_Section, ...]
+    legend: tuple[str, ...]
 
 
 def _columns(rows: Sequence[Result]) -> dict[str, list[object]]:
@@ -138,79 +148,130 @@ def _json(stored: Stored) -> str:
     return json.dumps(records, indent=1, allow_nan=False) + "\n"
 
 
-def _grids(rows: Sequence[Result], grades: Grades) -> list[_Grid]:
-    grids = []
-    for shared, lines in summarise(rows, grades):
-        grids.append(_overview(shared, lines, rows))
-        if any(len(line.tasks) > 1 for line in lines):
-            grids.append(_by_task(lines))
-    return grids
+def _report(stored: Stored) -> _Report:
+    rows = paired(stored)
+    summary = summarise(rows, stored.grades)
+    held_out = {row.task for row in rows if row.held_out}
+    sections = tuple(
+        _Section(_title(shared, rows), tuple(_grids(lines, held_out)), tuple(_notes(lines)))
+        for shared, lines in summary
+    )
+    return _Report(sections, tuple(_legend([line for _, lines in summary for line in lines], held_out)))
 
 
-def _overview(shared: Conditions, lines: Sequence[Line], rows: Sequence[Result]) -> _Grid:
+def _title(shared: Conditions, rows: Sequence[Result]) -> str:
     sampling = "greedy" if shared.temperature == 0 else f"temperature {shared.temperature:g}"
     seeds = ", ".join(map(str, sorted({row.seed for row in rows})))
     completions = "" if shared.samples == 1 else f", {shared.samples} samples each"
-    title = (
-        f"{shared.model}, {shared.dtype} on {shared.device}, {sampling}, "
+    return (
+        f"{shared.model}, {shared.dtype} on {shared.device}, {sampling}, length {shared.gen_length}, "
         f"{shared.n} problems a task{completions}, seed {seeds}"
     )
+
+
+def _grids(lines: Sequence[Line], held_out: Set[str]) -> list[_Grid]:
+    grids = [_quality(lines), _cost(lines)]
+    if any(len(line.tasks) > 1 for line in lines):
+        grids.append(_by_task(lines, held_out))
+    return grids
+
+
+def _quality(lines: Sequence[Line]) -> _Grid:
     with_lm = any(line.of_lm is not None for line in lines)
     with_held_out = any(line.held_out is not None for line in lines)
     heading = [
-        "policy", "removed", "length", "relative score (95 %)", *(["held-out family"] if with_held_out else []),
-        *(["of its LM"] if with_lm else []), "score", "achieved", "KV", "state", "tokens/s",
+        "policy", "removed", "n", "relative [95 %]", *(["held-out [95 %]"] if with_held_out else []),
+        *(["of LM"] if with_lm else []), "score", "steps",
     ]  # fmt: skip
     body = [
         (
             line.label,
             line.requested,
-            str(line.gen_length),
+            str(line.n),
             _estimate(line.trained),
             *([_estimate(line.held_out)] if with_held_out else []),
             *([_number(line.of_lm)] if with_lm else []),
             _number(line.score),
+            _decimals(line.steps),
+        )
+        for line in lines
+    ]
+    return _Grid("What is left of the dense model", tuple(heading), tuple(body))
+
+
+def _cost(lines: Sequence[Line]) -> _Grid:
+    heading = ("policy", "removed", "achieved", "fullest", "KV", "state", "ms/step", "tokens/s")
+    body = [
+        (
+            line.label,
+            line.requested,
             _decimals(line.cr_mean),
+            "-" if line.role != "policy" else _decimals(line.cr_peak),
             _bytes(line.kv_bytes),
             _bytes(line.scorer_bytes),
+            "-" if line.ms_per_step is None else f"{line.ms_per_step:.1f}",
             "-" if line.tokens_per_s is None else f"{line.tokens_per_s:.0f}",
         )
         for line in lines
     ]
-    return _Grid(title, tuple(heading), tuple(body), tuple(_notes(lines)))
+    return _Grid("What it costs", heading, tuple(body))
+
+
+def _by_task(lines: Sequence[Line], held_out: Set[str]) -> _Grid:
+    tasks = sorted({task for line in lines for task in line.tasks})
+    body = [(line.label, line.requested, *(_number(line.tasks.get(task)) for task in tasks)) for line in lines]
+    heading = ("policy", "removed", *(f"{task}*" if task in held_out else task for task in tasks))
+    return _Grid("By task: relative score; on the first line the dense model's own score", heading, tuple(body))
 
 
 def _notes(lines: Sequence[Line]) -> list[str]:
-    """Each sentence once, with the lines and the tasks that it is about."""
-    places: dict[str, list[str]] = {}
+    """Each alarm, failure or skip as one short line: where it is, or how often when it is in many places."""
+    places: dict[str, list[tuple[Line, Sequence[str]]]] = {}
     for line in lines:
         for note, tasks in line.notes.items():
-            which = "all tasks" if len(tasks) == len(line.tasks) > 1 else ", ".join(dict.fromkeys(tasks))
-            places.setdefault(note, []).append(f"{line.label} {line.requested} {line.gen_length} ({which})")
-    return [f"{note.rstrip('.')}: {'; '.join(where)}" for note, where in places.items()]
+            places.setdefault(note.rstrip("."), []).append((line, tasks))
+    return [f"{note}: {_places(found)}" for note, found in places.items()]
 
 
-def _by_task(lines: Sequence[Line]) -> _Grid:
-    tasks = sorted({task for line in lines for task in line.tasks})
-    body = [
-        (line.label, line.requested, str(line.gen_length), *(_number(line.tasks.get(task)) for task in tasks))
-        for line in lines
-    ]
-    title = "by task: relative score; on the line of the base model its score"
-    return _Grid(title, ("policy", "removed", "length", *tasks), tuple(body))
+def _places(found: Sequence[tuple[Line, Sequence[str]]]) -> str:
+    cells = sum(len(tasks) for _, tasks in found)
+    if len(found) == 1:
+        line, tasks = found[0]
+        which = ", ".join(dict.fromkeys(tasks)) if cells <= _FEW else f"{cells} tasks"
+        return f"{line.label} {line.requested} ({which})"
+    counts: dict[str, int] = {}
+    for line, tasks in found:
+        counts[line.label] = counts.get(line.label, 0) + len(tasks)
+    return f"{cells} cells ({', '.join(f'{label} {count}' for label, count in counts.items())})"
 
 
-def _markdown(grid: _Grid) -> str:
-    lines = [
-        f"**{grid.title}**",
-        "",
-        _markdown_row(grid.heading),
-        _markdown_row([":--", *["--:"] * (len(grid.heading) - 1)]),
-        *map(_markdown_row, grid.rows),
-    ]
-    if grid.notes:
-        lines += ["", *(f"- {note}" for note in grid.notes)]
-    return "\n".join(lines)
+def _legend(lines: Sequence[Line], held_out: Set[str]) -> list[str]:
+    if not lines:
+        return []
+    told = ["relative: exact answers as a share of the dense model's (full), paired by problem, 95 % interval"]
+    if held_out:
+        names = ", ".join(f"{name}*" for name in sorted(held_out))
+        told.append(f"held-out: the same on {names}, a family that no policy was trained on")
+    if any("@" in line.label for line in lines):
+        told.append("full @P: the dense model on the LM that was trained with policy P; of LM: relative to that")
+    told.append("score, steps: share of exact answers; of steps that are right before the first error")
+    told.append("removed: asked for; fullest: achieved when the cache was fullest; achieved: mean over all steps")
+    told.append("KV, state: bytes of one sequence in all layers; state is what the policy itself keeps")
+    return told
+
+
+def _markdown(report: _Report) -> str:
+    parts = []
+    for section in report.sections:
+        parts.append(f"**{section.title}**")
+        for grid in section.grids:
+            table = [_markdown_row(grid.heading), _markdown_row([":--", *["--:"] * (len(grid.heading) - 1)])]
+            parts += [grid.title, "\n".join([*table, *map(_markdown_row, grid.rows)])]
+        if section.notes:
+            parts.append("\n".join(f"- {note}" for note in section.notes))
+    if report.legend:
+        parts.append("\n".join(f"- {line}" for line in report.legend))
+    return "\n\n".join(parts) + "\n"
 
 
 def _markdown_row(cells: Sequence[str]) -> str:
@@ -222,15 +283,17 @@ def _estimate(estimate: Estimate | None) -> str:
         return "-"
     if estimate.lo == estimate.hi == estimate.value:
         return _decimals(estimate.value)
-    return f"{_decimals(estimate.value)} [{_decimals(estimate.lo, '0')}, {_decimals(estimate.hi, 'inf')}]"
+    lo = 0.0 if estimate.lo is None else estimate.lo
+    hi = "inf" if estimate.hi is None else f"{estimate.hi:.2f}"
+    return f"{_decimals(estimate.value)} [{lo:.2f}, {hi}]"
 
 
 def _number(estimate: Estimate | None) -> str:
     return "-" if estimate is None else _decimals(estimate.value)
 
 
-def _decimals(value: float | None, missing: str = "-") -> str:
-    return missing if value is None else f"{value:.3f}"
+def _decimals(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 def _bytes(value: float | None) -> str:
@@ -238,6 +301,6 @@ def _bytes(value: float | None) -> str:
         return "-"
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024 or unit == "GiB":
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
         value /= 1024
     raise AssertionError

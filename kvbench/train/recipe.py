@@ -42,9 +42,9 @@ class Recipe:
         save_every: steps after which a killed run goes on.
     """
 
-    steps: int = 1500
+    steps: int = 1000
     tokens: int = 32768
-    levels: Mapping[int, float] = field(default_factory=lambda: {256: 1.0, 512: 1.0, 1024: 1.0, 2048: 1.0})
+    levels: Mapping[int, float] = field(default_factory=lambda: {256: 1.0, 512: 2.0, 1024: 4.0, 2048: 4.0})
     crs: tuple[str, ...] = ("0.75", "0.875")
     tasks: tuple[str, ...] = ()
     policy: Mapping[str, Any] = field(default_factory=lambda: {"sinks": 4, "window": 16})

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from kvbench.core.errors import KvbenchError
 from kvbench.entries import load_target
 from kvbench.train.reference_batches import IGNORED, Batch, batch_loader
+from kvbench.train.reference_card import SUMMARY, write_card
 from kvbench.train.reference_evaluation import evaluate
 from kvbench.train.reference_recipe import OptimizerRecipe, ReferenceRecipe, Stage
+from kvbench.train.resume import CONFIGURATION, LOG, STATE, Log, load_state, open_folder, save_state
 
 MOST_PARAMETERS = 3_000_000
 MOST_BYTES = 6_000_000
-STATE = "state.pt"
-LOG = "log.jsonl"
-SUMMARY = "training_summary.json"
+WEIGHTS = "model.safetensors"
 
 
 def build_model(recipe: ReferenceRecipe) -> Qwen3ForCausalLM:
@@ -115,7 +117,19 @@ class Progress:
 
 
 class ReferenceTraining:
-    """One training in one output folder; picks up its state there if it was interrupted."""
+    """One training in one output folder; picks up its state there if it was interrupted.
+
+    Args:
+        recipe: what determines the training.
+        out: the folder.
+        device: where it runs.
+        minutes: time limit.
+        start: folder with the stored model to begin from; from scratch if None.
+        resume: go on with what `out` holds; otherwise start afresh.
+
+    Raises:
+        KvbenchError: `out` holds something else or is damaged, or `start` has no weights that fit.
+    """
 
     def __init__(
         self,
@@ -124,21 +138,24 @@ class ReferenceTraining:
         device: torch.device,
         minutes: float | None = None,
         start: Path | None = None,
+        *,
+        resume: bool = True,
     ) -> None:
         self.recipe = recipe
         self.out = out
         self.device = device
         self.start = start
         self.model = build_model(recipe)
-        if start is not None:
-            self.model.load_state_dict(load_file(start / "model.safetensors"), strict=False)
+        started_from = _begin_from(self.model, start) if start is not None else None
+        configuration = {"recipe": recipe.as_dict(), "start": started_from}
+        open_folder(out, configuration, resume=resume)
         self.model.to(device)  # type: ignore[arg-type]  # transformers wraps and thereby mistypes it
         self.optimizer = build_optimizer(self.model, recipe.optimizer)
         self.progress = Progress(recipe.steps, minutes * 60 if minutes else None)
-        self.tokens = 0
-        out.mkdir(parents=True, exist_ok=True)
-        if (out / STATE).exists():
-            self._load_state()
+        resumed = load_state(out, {"model": self.model}, self.optimizer)
+        self.progress.step = resumed.step
+        self.progress.earlier = resumed.counters.get("seconds", 0.0)
+        self.tokens = int(resumed.counters.get("tokens", 0))
 
     def run(
         self,
@@ -155,7 +172,24 @@ class ReferenceTraining:
             save_every: steps between two saved states.
             after_step: called with the number of steps done after each.
         """
+        if self.progress.step:
+            print(f"going on at step {self.progress.step}", flush=True)
         loader = batch_loader(self.recipe, self.progress.step, workers, pin=self.device.type == "cuda")
+        log = Log(self.out / LOG, self.progress.step + 1)
+        try:
+            self._run(loader, log, log_every, save_every, after_step)
+        finally:
+            log.close()
+        self._save_state()
+
+    def _run(
+        self,
+        loader: Iterable[Batch],
+        log: Log,
+        log_every: int,
+        save_every: int,
+        after_step: Callable[[int], None] | None,
+    ) -> None:
         self.model.train()
         self.progress.started = time.monotonic()
         since, tokens_since, losses = time.monotonic(), 0, torch.zeros((), device=self.device)
@@ -174,15 +208,17 @@ class ReferenceTraining:
             if step % log_every == 0 or step == self.recipe.steps:
                 mean = float(losses) / steps_since
                 now = time.monotonic()
-                self._log(
-                    step=step,
-                    loss=round(mean, 6),
-                    grad_norm=round(float(norm), 4),
-                    rate=rate,
-                    progress=round(progress, 4),
-                    seconds=round(self.progress.elapsed, 1),
-                    tokens_per_s=round(tokens_since / (now - since)),
-                )
+                values = {
+                    "step": step,
+                    "loss": round(mean, 6),
+                    "grad_norm": round(float(norm), 4),
+                    "rate": rate,
+                    "progress": round(progress, 4),
+                    "seconds": round(self.progress.elapsed, 1),
+                    "tokens_per_s": round(tokens_since / (now - since)),
+                }
+                log.write(values)
+                print("  ".join(f"{name} {value:.6g}" for name, value in values.items()), flush=True)
                 if not math.isfinite(mean):
                     raise KvbenchError(f"The loss is {mean} at step {step}; lower the learning rate.")
                 since, tokens_since, steps_since = now, 0, 0
@@ -191,15 +227,14 @@ class ReferenceTraining:
                 self._save_state()
             if after_step is not None:
                 after_step(step)
-        self._save_state()
 
     def store(self) -> None:
-        """Write the model as it ships: bf16 weights, configuration, tokenizer, card and summary."""
+        """Write the model as it ships: bf16 weights, configuration, tokenizer and summary."""
         self.model.bfloat16().save_pretrained(self.out)
         build_tokenizer = load_target(self.recipe.tokenizer)
         assert callable(build_tokenizer)
         build_tokenizer().save_pretrained(self.out)
-        size = (self.out / "model.safetensors").stat().st_size
+        size = (self.out / WEIGHTS).stat().st_size
         if size > MOST_BYTES:
             raise KvbenchError(f"The stored weights have {size} bytes; at most {MOST_BYTES} are allowed.")
         progress = self.progress
@@ -218,7 +253,6 @@ class ReferenceTraining:
             "started_from": json.loads((self.start / SUMMARY).read_text("utf-8")) if self.start else None,
         }
         (self.out / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-        (self.out / "README.md").write_text(_CARD.format(parameters=parameters, size=size), encoding="utf-8")
 
     def _step(self, batch: Batch, progress: float) -> tuple[float, torch.Tensor, torch.Tensor]:
         """Do one optimizer step; return learning rate, loss and gradient norm."""
@@ -233,46 +267,28 @@ class ReferenceTraining:
         self.optimizer.step()
         return rate, loss.detach(), norm
 
-    def _log(self, **values: float) -> None:
-        with (self.out / LOG).open("a", encoding="utf-8") as log:
-            log.write(json.dumps(values) + "\n")
-        print("  ".join(f"{name} {value:.6g}" for name, value in values.items()), flush=True)
-
     def _save_state(self) -> None:
-        state = {
-            "recipe": self.recipe.as_dict(),
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "step": self.progress.step,
-            "tokens": self.tokens,
-            "seconds": self.progress.elapsed,
-        }
-        # Written beside and renamed, so that a kill leaves the old state or the new one, never half of one.
-        unfinished = self.out / f"{STATE}.new"
-        torch.save(state, unfinished)
-        unfinished.replace(self.out / STATE)
-
-    def _load_state(self) -> None:
-        state = torch.load(self.out / STATE, map_location=self.device, weights_only=True)
-        if state["recipe"] != self.recipe.as_dict():
-            raise KvbenchError(
-                f"{self.out} holds a training with another recipe; give another folder or remove {STATE} there."
-            )
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.progress.step, self.progress.earlier, self.tokens = state["step"], state["seconds"], state["tokens"]
-        print(f"going on at step {self.progress.step}", flush=True)
+        counters = {"tokens": self.tokens, "seconds": self.progress.elapsed}
+        save_state(self.out, self.progress.step, {"model": self.model}, self.optimizer, counters)
 
 
-_CARD = """# The kvbench reference model
+def _begin_from(model: Qwen3ForCausalLM, folder: Path) -> str:
+    """Put the stored weights of a folder into the model; return their SHA-256.
 
-A Qwen3-shaped language model with {parameters} parameters, trained from scratch by
-`python -m kvbench.train.reference_lm` on the generated problems of kvbench's reference tasks and stored in bf16
-({size} bytes). It writes the worked solutions of these tasks and knows nothing else.
-
-`training_summary.json` has the recipe and what the training took, `eval.json` how many solutions it writes
-without a single error, per task and generation length, with the weights as stored.
-"""
+    Raises:
+        KvbenchError: there are none, or they are another model's.
+    """
+    path = folder / WEIGHTS
+    try:
+        weights = load_file(path)
+        found = model.load_state_dict(weights, strict=False)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise KvbenchError(f"The training cannot start from {path}: {reason}") from error
+    # The output matrix is the embedding, which is stored once.
+    if strange := [*found.unexpected_keys, *(key for key in found.missing_keys if key != "lm_head.weight")]:
+        raise KvbenchError(f"The training cannot start from {path}: '{strange[0]}' is in one of the two models only.")
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -295,6 +311,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--log-every", type=int, default=100)
     parser.add_argument("--save-every", type=int, default=1000)
     parser.add_argument("--eval-problems", type=int, default=200, help="per task and generation length")
+    parser.add_argument("--no-resume", action="store_true", help="start afresh whatever the output folder holds")
     parser.add_argument("--only-evaluate", action="store_true", help="evaluate the model stored in the output folder")
     given = parser.parse_args(arguments)
     levels = sorted(given.level or [])
@@ -303,12 +320,21 @@ def main(arguments: list[str] | None = None) -> None:
         steps=given.steps, seed=given.seed, tokens_per_step=given.tokens_per_step, stages=stages
     )
     device = torch.device(given.device)
-    if not given.only_evaluate:
-        training = ReferenceTraining(recipe, given.out, device, given.minutes, given.start)
-        training.run(given.workers, given.log_every, given.save_every)
-        training.store()
+    try:
+        if not given.only_evaluate:
+            training = ReferenceTraining(
+                recipe, given.out, device, given.minutes, given.start, resume=not given.no_resume
+            )
+            training.run(given.workers, given.log_every, given.save_every)
+            training.store()
+    except KvbenchError as error:
+        parser.exit(2, f"{error}\n")
     evaluate(recipe, given.out, device, given.eval_problems, recipe.levels)
-    (given.out / STATE).unlink(missing_ok=True)
+    write_card(given.out)
+    if not given.only_evaluate:
+        # What is left is a model, not an unfinished training.
+        for name in (STATE, CONFIGURATION):
+            (given.out / name).unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -59,31 +59,46 @@ def open_folder(out: Path, configuration: Mapping[str, Any], *, resume: bool, le
         )
 
 
-def save_state(out: Path, step: int, modules: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer) -> None:
-    """Writes everything that step `step`, counted from 0 and not done yet, needs."""
+class Resumed(NamedTuple):
+    """Where a training goes on: the next step, counted from 0, and what was counted until then."""
+
+    step: int
+    counters: Mapping[str, float]
+
+
+def save_state(
+    out: Path,
+    step: int,
+    modules: Mapping[str, nn.Module],
+    optimizer: torch.optim.Optimizer,
+    counters: Mapping[str, float] | None = None,
+) -> None:
+    """Writes everything that step `step`, counted from 0 and not done yet, needs; `counters` are handed back as they are."""
     tensors = {
         f"{prefix}.{name}": value for prefix, module in modules.items() for name, value in module.named_parameters()
     }
     for index, values in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
     stored = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    write_atomically(out / STATE, save_tensors(stored, metadata={"step": str(step)}))
+    metadata = {"step": str(step), "counters": json.dumps(dict(counters or {}))}
+    write_atomically(out / STATE, save_tensors(stored, metadata=metadata))
 
 
-def load_state(out: Path, modules: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer) -> int:
-    """Restores what `save_state` wrote and returns the next step; 0 if there is nothing.
+def load_state(out: Path, modules: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer) -> Resumed:
+    """Restores what `save_state` wrote and says where to go on; step 0 if there is nothing.
 
     Raises:
         KvbenchError: the file is damaged.
     """
     path = out / STATE
     if not path.exists():
-        return 0
+        return Resumed(0, {})
     try:
         with safe_open(path, "pt") as stored:
             names = list(stored.keys())
             tensors = {name: stored.get_tensor(name) for name in names}
-            step = int(stored.metadata()["step"])
+            metadata = stored.metadata()
+        resumed = Resumed(int(metadata["step"]), json.loads(metadata["counters"]))
         with torch.no_grad():
             for prefix, module in modules.items():
                 for name, parameter in module.named_parameters():
@@ -91,7 +106,7 @@ def load_state(out: Path, modules: Mapping[str, nn.Module], optimizer: torch.opt
         optimizer.load_state_dict({**optimizer.state_dict(), "state": _optimizer_state(tensors)})
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise KvbenchError(f"{path} is damaged ({error}); start afresh with --no-resume.") from error
-    return step
+    return resumed
 
 
 def _optimizer_state(tensors: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:

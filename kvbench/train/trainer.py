@@ -129,7 +129,7 @@ class Trainer:
         """
         if self.finished:
             return Checkpoint.load(self.out)
-        first = load_state(self.out, self._modules(), self.optimizer)
+        first = load_state(self.out, self._modules(), self.optimizer).step
         log = Log(self.out / LOG, first)
         try:
             pending: list[Record] = []

@@ -13,32 +13,32 @@ def kvbench_tasks() -> list[TaskEntry]:
         TaskEntry(
             name="recurrence",
             target="kvbench_tasks.recurrence:Recurrence",
-            summary="run a recurrence whose coefficients were given once, long ago",
+            summary="a ring of registers: each step adds the last result to the next register",
         ),
         TaskEntry(
             name="codebook",
             target="kvbench_tasks.codebook:Codebook",
-            summary="translate a long message with a code book given at the start",
+            summary="a table in the prompt: the first digit of a running sum says which entry is added",
         ),
         TaskEntry(
             name="ledger",
             target="kvbench_tasks.ledger:Ledger",
-            summary="keep accounts whose balances are asked for again much later",
+            summary="accounts posted into each other: every balance is asked for at the end",
             held_out=True,
         ),
         TaskEntry(
             name="program",
             target="kvbench_tasks.program:Program",
-            summary="trace a program whose variables are read long after they were set",
+            summary="a loop of additions is carried out line by line",
         ),
         TaskEntry(
             name="chain",
             target="kvbench_tasks.chain:Chain",
-            summary="follow links from one definition to the next",
+            summary="a walk along the pointers of a cycle of nodes adds up their weights",
         ),
         TaskEntry(
             name="stack",
             target="kvbench_tasks.stack:Stack",
-            summary="push and pop: what comes back was put down long ago",
+            summary="values are pushed one after another, then added up from the top down",
         ),
     ]

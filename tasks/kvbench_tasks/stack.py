@@ -53,9 +53,10 @@ class Stack(ReferenceTask):
             count, source = (pushes, pushes_at) if depth == pushes else (writer.count - 1, writer.count_at)
             phase_at = self._header(writer, "pop", phase_at, count, source)
             popped_at = len(writer.tokens) + 5
-            total = writer.add_and_store(total, (phase_at,), pushed[depth], (above_at,))
+            named_by = (above_at, writer.count_at, writer.count_at + 1)
+            total = writer.add_and_store(total, (phase_at,), pushed[depth], named_by)
             above_at = popped_at
-        writer.begin_answer()
+        writer.begin_answer(phase_at)
         writer.answer_digits(total)
         return writer.finish()
 
@@ -80,4 +81,7 @@ class Stack(ReferenceTask):
         writer.write("#", *last, *((phase_at,) if phase_at else ()))
         at = writer.write(phase, *last, *((phase_at,) if phase_at else ()))
         writer.write_count(count, count_from)
+        if phase_at:
+            # The first pop, after a push, goes back to the count in the prompt.
+            writer.uses += [(at + digit, source) for digit in (1, 2) for source in (phase_at, at)]
         return at

@@ -155,9 +155,9 @@ class TraceWriter:
         self._in_step.clear()
         return Value(name or x.name, z, stored_at, digits_at)
 
-    def begin_answer(self) -> None:
-        """Write `answer`, which follows from a count that has run out."""
-        self.write("answer", self.count_at, self.count_at + 1)
+    def begin_answer(self, *more: int) -> None:
+        """Write `answer`, which follows from a count that has run out and from the words at `more`."""
+        self.write("answer", self.count_at, self.count_at + 1, *more)
 
     def answer_digits(self, value: Value, *chosen_by: int) -> None:
         """Write the three digits of a number."""

@@ -16,10 +16,16 @@ Kvbench = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def kvbench(capsys: pytest.CaptureFixture[str]) -> Kvbench:
-    """Run a command; returns exit code, output and errors."""
+    """Run a command; returns exit code, output and errors.
+
+    Cells run in this process, where a test can reach them, unless a test says otherwise.
+    """
 
     def call(*arguments: object) -> tuple[int, str, str]:
-        code = main([str(argument) for argument in arguments])
+        given = [str(argument) for argument in arguments]
+        if given[0] == "run" and "--processes" not in given:
+            given += ["--processes", "1"]
+        code = main(given)
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 

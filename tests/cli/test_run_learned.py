@@ -45,7 +45,7 @@ def test_it_runs_beside_both_dense_twins(kvbench: Kvbench, tiny: Path, checkpoin
     line = ("--policy", "kvpop-mlp", "--policy", "random", "--budget", 40, "--checkpoint", checkpoint)
     code, text, errors = kvbench("run", "--model", tiny, *line, *SMALL, "--out", tmp_path / "runs")
     assert (code, errors) == (0, "")
-    assert "full on kvpop_mlp's LM" in text
+    assert "full @kvpop_mlp" in text
     rows = read_results(tmp_path / "runs")
     assert [(row.policy, row.role) for row in rows] == [
         ("full", "dense"),

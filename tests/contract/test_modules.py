@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,12 @@ def test_no_module_is_named_for_nothing() -> None:
 def test_every_module_says_what_it_holds() -> None:
     silent = [str(p.relative_to(ROOT)) for p in SOURCES if not p.read_text(encoding="utf-8").lstrip().startswith('"""')]
     assert not silent
+
+
+def test_nothing_is_pickled() -> None:
+    """A pickle runs code when it is read; weights are safetensors and everything else is JSON, TOML or Parquet."""
+    pickling = re.compile(r"torch\.(?:load|save)\(|^\s*(?:import|from) (?:pickle|joblib|dill|shelve)\b", re.M)
+    assert [str(path) for path in SOURCES if pickling.search(path.read_text(encoding="utf-8"))] == []
 
 
 def test_the_packages_come_from_one_installation() -> None:

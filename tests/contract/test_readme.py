@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from kvbench.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[2]
@@ -29,11 +27,3 @@ def test_every_command_that_it_shows_exists() -> None:
     shown = set(re.findall(r"(?:^|&& |`)kvbench (\w+)", README, flags=re.MULTILINE))
     assert shown
     assert shown <= {name for name, _ in COMMANDS}
-
-
-@pytest.mark.parametrize(
-    "document", sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("*.md")), ids=lambda p: p.name
-)
-def test_links_lead_somewhere(document: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", document.read_text(encoding="utf-8")):
-        assert target.startswith("http") or (document.parent / target).exists(), target

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -10,9 +10,12 @@ from torch import Tensor
 
 from kvbench.core.errors import KvbenchError
 from kvbench.core.policy import Policy
+from kvbench.engine import generate
 from kvbench.engine.generate import Engine
+from kvbench.engine.layer import Layer
 from kvbench.engine.requests import Completion, Request, Sampling
 from kvbench.engine.rows import Rows
+from kvbench.engine.run import Setting, prefill
 from kvbench.models.source import LoadedModel
 from kvbench_policies.full import Full
 from kvbench_policies.random import Random
@@ -28,7 +31,7 @@ def _prompt(size: int) -> tuple[int, ...]:
 def _mixed(count: int = 9) -> list[Request]:
     """Lengths around a budget of 12, caps from 1 on, a prompt of one token."""
     sizes = [1, 5, 12, 13, 30, 5, 2, 40, 1]
-    caps = [14, 1, 7, 17, 3, 12, 20, 1, 8]
+    caps = [13, 1, 7, 12, 3, 8, 15, 1, 5]
     return [Request(_prompt(sizes[i]), caps[i], seed=100 + i) for i in range(count)]
 
 
@@ -45,19 +48,31 @@ def _alone(
 )
 def test_full_answers_like_transformers(kind: str, heads: int, kv_heads: int) -> None:
     loaded = load(kind, heads, kv_heads)
-    requests = [Request(_prompt(size), 25) for size in (1, 7, 20)]
+    requests = [Request(_prompt(size), 15) for size in (1, 7, 20)]
     completions = Engine(loaded, Full(), None, rows=2).generate(requests).completions
     for request, completion in zip(requests, completions, strict=True):
         assert completion.near_ties == 0
-        assert list(completion.tokens) == greedy(loaded, request.prompt, 25)
+        assert list(completion.tokens) == greedy(loaded, request.prompt, 15)
         assert completion.finish == "length"
     assert len({token for completion in completions for token in completion.tokens}) > 5, "the model says nothing"
 
 
+GREEDY, SAMPLED = Sampling(), Sampling(temperature=1.0, top_p=0.9)
+
+
 @pytest.mark.parametrize(
-    "policy", [Full(), Random(), Tova(), Table(odd=True), Delayed()], ids=lambda policy: policy.name
+    ("policy", "sampling"),
+    [
+        (Full(), GREEDY),
+        (Random(), GREEDY),
+        (Random(), SAMPLED),
+        (Tova(), SAMPLED),
+        (Table(odd=True), GREEDY),
+        (Delayed(), GREEDY),
+        (Delayed(), SAMPLED),
+    ],
+    ids=lambda value: getattr(value, "name", "sampled" if value == SAMPLED else "greedy"),
 )
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, top_p=0.9)], ids=["greedy", "sampled"])
 def test_refilled_mixed_rows_answer_like_single_runs(policy: Policy, sampling: Sampling) -> None:
     loaded, requests = load(), _mixed()
     budget = 12 if policy.evicts else None
@@ -80,11 +95,11 @@ def test_refilled_mixed_rows_of_sliding_models(kind: str, policy: Policy) -> Non
 @pytest.mark.parametrize("policy", [Random(), StreamingLlm(), Tova(), Table()], ids=lambda policy: policy.name)
 def test_the_end_of_sequence_ends_a_row(policy: Policy) -> None:
     prompts = [_prompt(size) for size in (3, 20, 9, 1, 30, 6)]
-    free = Engine(load(), policy, 12, rows=4).generate([Request(prompt, 30) for prompt in prompts]).completions
+    free = Engine(load(), policy, 12, rows=4).generate([Request(prompt, 20) for prompt in prompts]).completions
     # A first token of some answers, so that at least one of them ends at once.
     end = free[2].tokens[0]
     loaded = load(eos=(end, VOCABULARY + 5))
-    ended = Engine(loaded, policy, 12, rows=2).generate([Request(prompt, 30) for prompt in prompts]).completions
+    ended = Engine(loaded, policy, 12, rows=2).generate([Request(prompt, 20) for prompt in prompts]).completions
     for before, after in zip(free, ended, strict=True):
         if end in before.tokens:
             assert after.tokens == before.tokens[: before.tokens.index(end) + 1]
@@ -121,7 +136,7 @@ def test_looser_bounds_of_lengths_change_nothing(policy: Policy, monkeypatch: py
 def test_steps_past_the_end_of_every_row_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two looks at `done`, rows go on; a GPU looks every 16 steps."""
     loaded, requests = load(eos=(3, 4, 5, 6, 7, 8)), _mixed()
-    for policy in (Full(), Tova(), Random(), Delayed()):
+    for policy in (Full(), Tova(), Delayed()):
         budget = 12 if policy.evicts else None
         exact = Engine(loaded, policy, budget, rows=3).generate(requests)
         with monkeypatch.context() as patch:
@@ -199,6 +214,30 @@ def test_prefill_says_how_it_was_done() -> None:
     assert Engine(loaded, Tova(), 12).generate(short).prefill == "exact"
     assert Engine(loaded, Tova(), 12).generate(long).prefill == "chunked"
     assert Engine(loaded, StreamingLlm(), 12).generate(long).prefill == "exact"
+
+
+@pytest.mark.parametrize("policy", [Full(), Tova(), Table()], ids=lambda policy: policy.name)
+def test_prompts_of_one_length_are_read_in_bounded_pieces(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load()
+    requests = [Request(_prompt(size), 4, seed=size) for size in (20, 9, 20, 20, 9, 20, 20, 70)]
+    budget = 12 if policy.evicts else None
+    whole = Engine(loaded, policy, budget, rows=8).generate(requests)
+    read: list[tuple[int, int]] = []
+
+    def noting(setting: Setting, layers: Sequence[Layer], prompts: Tensor) -> Tensor:
+        read.append((prompts.shape[0], prompts.shape[1]))
+        return prefill(setting, layers, prompts)
+
+    monkeypatch.setattr(generate, "prefill", noting)
+    monkeypatch.setattr(generate, "_PREFILL_TOKENS", 60)
+    pieces = Engine(loaded, policy, budget, rows=8).generate(requests)
+    assert sorted(read) == [(1, 70), (2, 9), (2, 20), (3, 20)]
+    assert (pieces.completions, pieces.audit) == (whole.completions, whole.audit)
+    # Explicit attention weights of 4 heads over 12 slots, for one prompt of 20 or 9 tokens and a bit.
+    read.clear()
+    monkeypatch.setattr(generate, "_PREFILL_WEIGHTS", 4 * 12 * 12 + 5)
+    Engine(loaded, policy, budget, rows=8).generate(requests)
+    assert max(count for count, _ in read) == (1 if policy.needs_attention else 3)
 
 
 def test_timing_and_progress() -> None:

@@ -89,6 +89,23 @@ def test_the_same_models_without_a_window_run(name: str) -> None:
     _run(_load(name, sliding_window=None))
 
 
+def test_one_window_for_every_layer() -> None:
+    config = transformers.MistralConfig(**SIZES, sliding_window=8)
+    assert not hasattr(config, "layer_types")
+    assert sliding_windows(config) == [8, 8]
+    assert geometry_of(config).layers == 0
+    config.use_sliding_window = False
+    assert sliding_windows(config) == [None, None]
+    config.use_sliding_window = True
+    assert sliding_windows(config) == [8, 8]
+
+
+def test_a_list_of_kinds_that_all_slide_is_refused() -> None:
+    loaded = _load("Ministral", head_dim=8, sliding_window=8, layer_types=["sliding_attention"] * 2)
+    with pytest.raises(KvbenchError, match="sliding window in every layer"):
+        _run(loaded)
+
+
 def test_soft_capped_logits_are_refused() -> None:
     loaded = _load("Gemma2", head_dim=8, attn_logit_softcapping=2.0, sliding_window=8)
     with pytest.raises(KvbenchError, match="soft-capped logits"):

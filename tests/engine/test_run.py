@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from kvbench.core.naive import streamed_sets
 from kvbench.core.policy import Policy
+from kvbench.engine import attention
+from kvbench.engine.attention import under_mask
 from kvbench_policies.random import Random
 from kvbench_policies.streaming_llm import StreamingLlm
 from tests.engine.tiny import SLIDING, Delayed, Flat, Table, Trace, dense, feed, load, text
@@ -67,11 +71,36 @@ def test_injected_priorities_equal_a_dense_forward_under_an_explicit_mask(
 def test_parallel_prefill_equals_token_by_token(policy: Policy) -> None:
     loaded, ids = load(), text(2, 40)
     streamed = feed(loaded, policy, 12, ids)
-    for prompt in (11, 13, 36, 40):
-        parallel = feed(loaded, policy, 12, ids, prompt)
-        assert parallel.kept == streamed.kept[prompt - 1 :]
-        _close(parallel.logits, streamed.logits[:, prompt - 1 :])
-        _same_storage(parallel, streamed)
+    for prompt, end in ((11, 16), (13, 20), (30, 40), (40, 40)):
+        parallel = feed(loaded, policy, 12, ids[:, :end], prompt)
+        assert parallel.kept == streamed.kept[prompt - 1 : end]
+        _close(parallel.logits, streamed.logits[:, prompt - 1 : end])
+        if end == 40:
+            _same_storage(parallel, streamed)
+
+
+@pytest.mark.parametrize("limit", [1, 8 * 50, 8 * 50 * 7 + 3])
+def test_a_bounded_mask_changes_nothing(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rows, four query heads, 50 tokens: blocks of 1 (below the limit is nothing), 1 and 7 queries."""
+    loaded, ids = load(), text(2, 55)
+    for policy in (Table(odd=True), Delayed()):
+        with monkeypatch.context() as patch:
+            blocks: list[int] = []
+
+            def noting(query: Tensor, *rest: Any, seen: list[int] = blocks) -> Tensor:
+                seen.append(query.shape[2])
+                return under_mask(query, *rest)
+
+            patch.setattr(attention, "under_mask", noting)
+            whole = feed(loaded, policy, 12, ids, 50)
+            assert set(blocks) == {50}
+            blocks.clear()
+            patch.setattr("kvbench.engine.layer._MASK_ELEMENTS", limit)
+            bounded = feed(loaded, policy, 12, ids, 50)
+        assert max(blocks) == max(1, limit // (8 * 50))
+        assert bounded.kept == whole.kept
+        _close(bounded.logits, whole.logits)
+        _same_storage(bounded, whole)
 
 
 def _same_storage(one: Trace, other: Trace) -> None:
@@ -93,18 +122,18 @@ def _same_storage(one: Trace, other: Trace) -> None:
 
 
 def test_streaming_llm_equals_a_dense_forward_under_an_explicit_mask() -> None:
-    loaded, ids = load(), text(2, 240)
-    key, query = torch.arange(240), torch.arange(240)[:, None]
+    loaded, ids = load(), text(2, 120)
+    key, query = torch.arange(120), torch.arange(120)[:, None]
     mask = ((key <= query) & ((key < 4) | (key > query - 28)))[None, None]
-    for prompt in (1, 20, 239):
+    for prompt in (1, 20, 119):
         trace = feed(loaded, StreamingLlm(), 32, ids, prompt)
         _close(trace.logits, dense(loaded, ids, mask)[:, prompt - 1 :])
 
 
 @pytest.mark.parametrize("kind", ["qwen3_sliding", "gemma3"])
-@pytest.mark.parametrize("prompt", [1, 5, SLIDING, SLIDING + 1, 15, 40])
+@pytest.mark.parametrize("prompt", [1, 5, SLIDING, SLIDING + 1, 30])
 def test_sliding_layers_keep_their_own_window(kind: str, prompt: int) -> None:
-    loaded, ids = load(kind), text(2, 60)
+    loaded, ids = load(kind), text(2, 40)
     policy = StreamingLlm()
     trace = feed(loaded, policy, 200, ids, prompt)
     _close(trace.logits, dense(loaded, ids)[:, prompt - 1 :])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from scipy import stats
@@ -98,6 +100,35 @@ def test_near_ties() -> None:
     logits = torch.tensor([[1.0, 1.0005, 0.0], [1.0, 1.1, 0.0]])
     zero = torch.zeros(2, dtype=torch.int64)
     assert choose(logits, Sampling(), zero, zero)[1].tolist() == [True, False]
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 4.0])
+def test_near_ties_of_a_draw_are_those_of_the_scores_that_decide(
+    temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Noise of zero: -log(-log u) = 0 for u = 1/e. A gap in logits counts whatever the temperature."""
+    monkeypatch.setattr("kvbench.engine.sampling.uniform", lambda *_: torch.full((3, 3), math.exp(-1)))
+    logits = torch.tensor([[1.0, 1.0005, 0.0], [1.0, 1.002, 0.0], [0.0, 1.0, 1.0]])
+    zero = torch.zeros(3, dtype=torch.int64)
+    assert choose(logits, Sampling(temperature), zero, zero)[1].tolist() == [True, False, True]
+    # What is filtered away ties with nothing.
+    assert choose(logits, Sampling(temperature, top_k=1), zero, zero)[1].tolist() == [False, False, False]
+
+
+def test_equal_logits_are_seldom_near_ties_when_noise_decides() -> None:
+    logits, seeds = torch.zeros(DRAWS, 2), torch.arange(DRAWS)
+    near = choose(logits, Sampling(1.0), seeds, seeds)[1].double().mean()
+    # The difference of two Gumbel draws is logistic: |x| < 0.001 has a probability of 0.0005.
+    assert 0 < near < 0.002
+    assert bool(choose(logits, Sampling(), seeds, seeds)[1].all())
+
+
+def test_top_k_keeps_exactly_k_of_equal_logits_and_the_lower_ids() -> None:
+    logits = torch.tensor([0.0, 2.0, 1.0, 1.0, 1.0, 2.0, 1.0])
+    for count, kept in ((1, {1}), (2, {1, 5}), (3, {1, 5, 2}), (5, {1, 5, 2, 3, 4})):
+        assert set(_draw(logits, Sampling(1.0, top_k=count)).tolist()) == kept
+    assert set(_draw(torch.zeros(8), Sampling(1.0, top_k=3)).tolist()) == {0, 1, 2}
+    assert set(_draw(torch.zeros(8), Sampling(1.0, top_p=0.5)).tolist()) == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("value", [2.0**-24, 1 - 2.0**-24])

@@ -17,7 +17,7 @@ from kvbench.harness.problems import ProblemSource
 from kvbench.models.source import LoadedModel
 from kvbench.plugins import load_registry
 
-AUDIT = Audit(4, 4, 0, 0.4, 0.5, 0.6, 100, 10, 5, 7)
+AUDIT = Audit(4, 4, 0, 0.4, 0.5, 0.6, 100, 10, 5, 7, 3)
 RANDOM = make_policy(load_registry().policy("random"), ())[0]
 
 
@@ -57,6 +57,7 @@ def test_a_cell_becomes_a_row(executor: LocalExecutor, cell: Callable[..., Cell]
     assert (row.prompt_length, row.output_length) == (2, (6 * 2 + 2 * 8) / 8)
     assert (row.pass_at_k, row.steps_correct) == (0.75, 0.75)
     assert (row.cr_mean, row.kv_bytes, row.scorer_bytes, row.evictions) == (0.4, 100, 10, 7)
+    assert (row.metadata_bytes, row.sliding_bytes) == (5, 3)
     assert (row.ms_per_step, row.tokens_per_s) == (100.0, 10.0)
     assert row.relative is None
     assert row.environment is not None

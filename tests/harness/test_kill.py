@@ -68,7 +68,7 @@ print("ready", flush=True)
 for _ in sys.stdin:  # imports take longer than runs: each line starts a fresh process of this one
     child = os.fork()
     if child == 0:
-        run_session(Session(SimpleNamespace(out=folder), Plan(plan, plan), Slow(), settings))
+        run_session(Session(SimpleNamespace(out=folder, processes=1), Plan(plan, plan), Slow(), settings))
         os._exit(0)
     print(child, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

@@ -57,7 +57,7 @@ def test_it_stands_beside_ours(site: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     listed = json.loads(done.stdout)
     distributions = {entry["name"]: entry["distribution"] for kind in listed.values() for entry in kind}
-    assert distributions["demo_oldest"] == distributions["demo_echo"] == "kvbench-demo"
+    assert distributions["demo_oldest"] == distributions["demo_addition"] == "kvbench-demo"
     assert distributions["full"] == "kvbench"
 
 
@@ -71,7 +71,7 @@ def test_its_targets_load(site: Path) -> None:
     program = """
 from kvbench.plugins import load_registry
 registry = load_registry()
-print(registry.policy("demo-oldest").load(), registry.task("demo_echo").load())
+print(registry.policy("demo-oldest").load(), registry.task("demo_addition").load())
 """
     environment = {**os.environ, "PYTHONPATH": str(site)}
     done = subprocess.run(
@@ -109,6 +109,23 @@ def test_broken_it_is_named_once_and_everything_else_works(site: Path, old: str,
     assert reason in warning
     listed = json.loads(done.stdout)
     assert {entry["distribution"] for kind in listed.values() for entry in kind} == {"kvbench"}
+
+
+def test_its_policy_and_its_task_run_on_the_reference_model(site: Path, tmp_path: Path) -> None:
+    line = ["--model", "ref", "--gen-len", "128", "--cr", "0.5", "--limit", "2", "--processes", "1"]
+    out = str(tmp_path / "runs")
+    done = kvbench(site, "run", "--policy", "demo-oldest", "--task", "demo-addition", *line, "--out", out)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "demo_oldest" in done.stdout
+    rows = json.loads(kvbench(site, "table", out, "--format", "json").stdout)
+    assert [(row["policy"], row["task"], row["status"], row["n"]) for row in rows] == [
+        ("full", "demo_addition", "ok", 2),
+        ("demo_oldest", "demo_addition", "ok", 2),
+    ]
+    dense, oldest = rows
+    assert dense["score"] == 1
+    assert oldest["evictions"] > 0
+    assert oldest["violations"] == 0
 
 
 def test_doctor_names_a_broken_plugin(site: Path) -> None:

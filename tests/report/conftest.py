@@ -63,6 +63,8 @@ def measured(scores: Sequence[float], *, held_out: bool = False, text: str = "",
         output_length=128.0,
         prompt_length=22.0,
         cr_mean=0.0 if cell.slots is None else 0.7,
+        cr_peak=0.1 if cell.slots is None else 0.8,
+        ms_per_step=1.5,
         kv_bytes=2048,
         scorer_bytes=0,
     )

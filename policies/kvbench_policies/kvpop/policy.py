@@ -18,7 +18,7 @@ class Kvpop(LearnedPolicy):
     """KVpop: running top-k of a learned score that an mLSTM gives a token when it leaves the window.
 
     The defaults are for small models: a state of 16 x 9 numbers a head, so that it costs a few per cent of the
-    budget as in the paper. kvpop.md 5.2 to 5.4; README.md beside this file says what differs.
+    budget as in the paper. docs/kvpop.md 5.2, 5.3; README.md beside this file says what differs.
 
     Attributes:
         sinks: first tokens, never evicted (s).
@@ -71,7 +71,7 @@ class Kvpop(LearnedPolicy):
         return self.window if self.scoring == "delayed" else 0
 
     def split(self, budget: int, geometry: Geometry) -> Split:
-        """Charges C and n in whole slots, in the same number format as keys and values (kvpop.md 8.4)."""
+        """Charges C and n in whole slots, in the same number format as keys and values (docs/kvpop.md 6)."""
         charged = math.ceil(self.features * (self.values + 1) / (2 * geometry.head_dim))
         return Split(slots=budget - charged, sinks=self.sinks, window=self.window, charged=charged)
 

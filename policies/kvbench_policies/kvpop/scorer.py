@@ -1,4 +1,4 @@
-"""The delayed mLSTM scorer of one layer (KVpop; kvpop.md 5.2 to 5.4)."""
+"""The delayed mLSTM scorer of one layer (KVpop; docs/kvpop.md 5.2, 5.3)."""
 
 from __future__ import annotations
 

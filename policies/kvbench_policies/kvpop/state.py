@@ -26,6 +26,10 @@ class DelayedState(StaticState):
         """[C n]^T [R, H, dv + 1, dphi], which is charged to the budget, and the stabiliser m [R, H]."""
         return self.memory
 
+    def charged(self) -> tuple[Tensor, ...]:
+        """C and n; m is one number a head."""
+        return (self.memory.cells,)
+
     @torch.no_grad()
     def step(self, new: Tokens, leaving: Tokens) -> Tensor:
         """Priorities [R, H] of the tokens that leave."""

@@ -29,7 +29,7 @@ class MlpState(PointwiseState):
 
 @dataclass(frozen=True)
 class KvpopMlp(LearnedPolicy):
-    """KVpop's stateless variant: running top-k of a learned score of each token's own key and value (kvpop.md 5.1).
+    """KVpop's stateless variant: running top-k of a learned score of each token's own key and value (docs/kvpop.md 5.1).
 
     Attributes:
         sinks: first tokens, never evicted (s).

@@ -10,7 +10,7 @@ from kvbench.core.policy import Scorer
 
 
 class MlpScorer(Scorer):
-    """`a^T silu(W x + b)` of `x = [k; v]`, separate weights per KV head (KVpop, stateless scorer; kvpop.md 5.1).
+    """`a^T silu(W x + b)` of `x = [k; v]`, separate weights per KV head (KVpop, stateless scorer; docs/kvpop.md 5.1).
 
     The last layer starts at zero: every score is equal, and equal scores keep the newest tokens. Differs from
     KVpop: no constant is added to the score, since only scores of the same head are ever compared.

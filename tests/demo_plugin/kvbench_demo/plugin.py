@@ -20,4 +20,10 @@ def kvbench_policies() -> list[PolicyEntry]:
 
 @hookimpl
 def kvbench_tasks() -> list[TaskEntry]:
-    return [TaskEntry(name="demo_echo", target="kvbench_demo.echo:DemoEcho", summary="repeat the prompt")]
+    return [
+        TaskEntry(
+            name="demo_addition",
+            target="kvbench_demo.addition:DemoAddition",
+            summary="one addition modulo 1000",
+        )
+    ]
