@@ -79,6 +79,14 @@ def run(
         typer.Option(metavar="DIR", help="Run every policy on this checkpoint's LM.", rich_help_panel=_WHAT),
     ] = None,
     dense: Annotated[bool, typer.Option(help="Run the dense model for comparison.", rich_help_panel=_WHAT)] = True,
+    dense_adapted: Annotated[
+        bool | None,
+        typer.Option(
+            "--dense-adapted/--no-dense-adapted",
+            help="Also run the dense model on each policy's own LM; off unless a suite asks for it.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the rows go.", rich_help_panel=_HOW)] = Path(
         "kvbench-runs"
     ),
@@ -118,6 +126,7 @@ def run(
         checkpoints=tuple(checkpoint or ()),
         adapted_lm=adapted_lm,
         dense=dense,
+        dense_adapted=dense_adapted,
         out=out,
         shard=shard,
         device=device,

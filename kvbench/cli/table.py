@@ -10,6 +10,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from kvbench.core.errors import KvbenchError, canonical
+
 
 class Format(StrEnum):
     """What `kvbench table` can write."""
@@ -25,15 +27,25 @@ def table(
     form: Annotated[
         Format, typer.Option("--format", help="text and md: a summary; csv and json: one row a cell.")
     ] = Format.text,
+    gen_len: Annotated[list[int] | None, typer.Option("--gen-len", help="Only these generation lengths.")] = None,
+    task: Annotated[list[str] | None, typer.Option("--task", help="Only these tasks.")] = None,
 ) -> None:
     """Show the rows of one or more runs: relative scores are paired with the dense rows of all folders.
 
     Example: kvbench table kvbench-runs --format json
     """
     from kvbench.report.load import load
-    from kvbench.report.tables import render, show
+    from kvbench.report.tables import only, render, show
 
     stored = load(folders)
+    if gen_len or task:
+        tasks = {canonical(name) for name in task or ()}
+        kept = (
+            r for r in stored.rows if r.gen_length in (gen_len or (r.gen_length,)) and r.task in (tasks or {r.task})
+        )
+        stored = only(stored, {row.key for row in kept})
+        if not stored.rows:
+            raise KvbenchError("None of the rows has that task or generation length.")
     console = Console()
     if form is Format.text and console.is_terminal:
         show(stored, console)

@@ -68,7 +68,8 @@ class RunOptions:
         policy_args: `name=value`.
         checkpoints: folders of learned policies; the shipped ones otherwise.
         adapted_lm: folder of a checkpoint whose LM every policy runs on.
-        dense: run the dense twins.
+        dense: run the dense twin of every cell.
+        dense_adapted: also run the dense model on each LM that a policy brings.
         out: folder of the rows.
         shard: which part of the grid.
         device, dtype, rows: `auto` or a value.
@@ -92,6 +93,7 @@ class RunOptions:
     checkpoints: tuple[Path, ...] = ()
     adapted_lm: Path | None = None
     dense: bool = True
+    dense_adapted: bool | None = None
     out: Path = Path("kvbench-runs")
     shard: str = "1/1"
     device: str = "auto"
@@ -139,6 +141,7 @@ class Checked:
     checkpoints: tuple[Path, ...]
     adapted_lm: Path | None
     dense: bool
+    dense_adapted: bool
     out: Path
     shard: Shard
     device: str
@@ -184,6 +187,7 @@ def check(options: RunOptions, registry: Registry) -> Checked:
         checkpoints=options.checkpoints,
         adapted_lm=options.adapted_lm,
         dense=options.dense,
+        dense_adapted=bool(suite.dense_adapted if options.dense_adapted is None else options.dense_adapted),
         out=options.out,
         shard=Shard.parse(options.shard),
         device=_one_of("--device", options.device, DEVICES),

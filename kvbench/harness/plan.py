@@ -141,12 +141,14 @@ class _Planner:
 
 
 def _dense(checked: Checked, choices: Choices) -> list[Choice]:
-    """The base twin, and one for every LM that a policy runs on."""
+    """The base twin, and if it is asked for one for every LM that a policy runs on."""
     wanted = any(not choice.policy.evicts for choice in choices.policies)
     if not checked.dense and not wanted:
         return []
     if not checked.dense:
         return [choice for choice in choices.policies if not choice.policy.evicts]
+    if not checked.dense_adapted:
+        return [choices.dense]
     adapted = {c.adapted.hash: c.adapted for c in choices.policies if c.adapted is not None}
     return [
         choices.dense,

@@ -24,6 +24,7 @@ class Suite:
         samples: completions a problem.
         seeds: one row each.
         reference_length: tokens that the dense cache is taken to hold.
+        dense_adapted: also run the dense model on each LM that a policy brings.
         temperature, top_p, top_k: of sampling.
     """
 
@@ -38,6 +39,7 @@ class Suite:
     samples: int | None = None
     seeds: tuple[int, ...] = ()
     reference_length: int | None = None
+    dense_adapted: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -49,6 +51,7 @@ _SCALARS: dict[str, tuple[type, ...]] = {
     "limit": (int,),
     "samples": (int,),
     "reference_length": (int,),
+    "dense_adapted": (bool,),
     "temperature": (int, float),
     "top_p": (int, float),
     "top_k": (int,),

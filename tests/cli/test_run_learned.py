@@ -42,7 +42,17 @@ def checkpoint(tiny: Path, tmp_path: Path) -> Path:
 
 
 def test_it_runs_beside_both_dense_twins(kvbench: Kvbench, tiny: Path, checkpoint: Path, tmp_path: Path) -> None:
-    line = ("--policy", "kvpop-mlp", "--policy", "random", "--budget", 40, "--checkpoint", checkpoint)
+    line = (
+        "--policy",
+        "kvpop-mlp",
+        "--policy",
+        "random",
+        "--budget",
+        40,
+        "--checkpoint",
+        checkpoint,
+        "--dense-adapted",
+    )
     code, text, errors = kvbench("run", "--model", tiny, *line, *SMALL, "--out", tmp_path / "runs")
     assert (code, errors) == (0, "")
     assert "full @kvpop_mlp" in text
@@ -61,7 +71,7 @@ def test_it_runs_beside_both_dense_twins(kvbench: Kvbench, tiny: Path, checkpoin
 
 
 def test_any_policy_runs_on_an_adapted_lm(kvbench: Kvbench, tiny: Path, checkpoint: Path, tmp_path: Path) -> None:
-    line = ("--policy", "random", "--budget", 40, "--adapted-lm", checkpoint)
+    line = ("--policy", "random", "--budget", 40, "--adapted-lm", checkpoint, "--dense-adapted")
     assert kvbench("run", "--model", tiny, *line, *SMALL, "--out", tmp_path / "runs")[0] == 0
     records = json.loads(kvbench("table", tmp_path / "runs", "--format", "json")[1])
     assert [record["role"] for record in records] == ["dense", "dense_adapted", "policy"]

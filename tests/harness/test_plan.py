@@ -65,6 +65,12 @@ def test_slots_may_be_asked_for(loaded: LoadedModel, tasks: dict[str, Task]) -> 
     assert (cell.slots, cell.cr) == (5, None)
 
 
+def test_the_second_twin_has_to_be_asked_for(loaded: LoadedModel, tasks: dict[str, Task]) -> None:
+    one = checkpoint("1")
+    made = plan(checked(budgets=(6,)), loaded, tasks, choice("random", checkpoint=one, adapted=one))
+    assert [p.cell.role for p in made.planned] == ["dense", "policy"]
+
+
 def test_each_adapted_lm_gets_its_own_dense_twin(loaded: LoadedModel, tasks: dict[str, Task]) -> None:
     one, two = checkpoint("1"), checkpoint("2")
     policies = [
@@ -72,7 +78,8 @@ def test_each_adapted_lm_gets_its_own_dense_twin(loaded: LoadedModel, tasks: dic
         choice("random", checkpoint=one, adapted=one),
         choice("streaming_llm", checkpoint=two, adapted=two),
     ]
-    cells = [p.cell for p in plan(checked(budgets=(6,)), loaded, tasks, *policies).planned]
+    asked = checked(budgets=(6,), dense_adapted=True)
+    cells = [p.cell for p in plan(asked, loaded, tasks, *policies).planned]
     assert [(cell.policy, cell.adapted_lm) for cell in cells] == [
         ("full", None),
         ("tova", None),
