@@ -86,6 +86,7 @@ class StateRequest:
         seeds: random stream of each row [R], int64.
         device: where the state's tensors live.
         scorer: this layer's trained module, None for policies that are not learned.
+        dtype: of keys and values, and so of state that is charged in their slots.
     """
 
     layer: int
@@ -95,6 +96,7 @@ class StateRequest:
     seeds: Tensor
     device: torch.device
     scorer: nn.Module | None = None
+    dtype: torch.dtype = torch.float32
 
 
 class State:

@@ -49,7 +49,7 @@ class Setting:
             )
             if window is None:
                 scorer = self.scorers[managed] if self.scorers is not None else None
-                request = StateRequest(managed, rows, geometry, split, seeds, device, scorer)
+                request = StateRequest(managed, rows, geometry, split, seeds, device, scorer, self.loaded.dtype)
                 layers.append(Layer(split, slots, self.policy.state(request)))
                 managed += 1
             else:

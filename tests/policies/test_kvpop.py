@@ -261,6 +261,20 @@ def test_bf16_cache_is_scored_in_fp32() -> None:
     torch.testing.assert_close(stepped, scores[..., :26].detach(), rtol=1e-4, atol=1e-4)
 
 
+def test_bf16_memory_follows_the_fp32_one() -> None:
+    policy = Kvpop(window=4)
+    scorer, given = trained(policy), tokens(2, 60)
+    half = Tokens(given.keys.bfloat16(), given.values.bfloat16(), given.positions)
+    split = policy.split(40, GEOMETRY)
+    request = StateRequest(0, 2, GEOMETRY, split, torch.zeros(2).long(), torch.device("cpu"), scorer, torch.bfloat16)
+    state = policy.state(request)
+    stepped = torch.stack(walk(state, half, 4)[4:], -1)
+    exact = scorer(half.keys.float(), half.values.float())[..., :56].detach()
+    assert {tensor.dtype for tensor in state.charged()} == {torch.bfloat16}
+    # Rounding the memory each step costs a few thousandths; a memory that was lost would cost as much as the scores vary.
+    assert (stepped - exact).abs().mean() < 0.05 * exact.std()
+
+
 def test_untrained_scores_are_all_equal() -> None:
     given = tokens(2, 40)
     scores = Kvpop().scorer(GEOMETRY)(given.keys, given.values)

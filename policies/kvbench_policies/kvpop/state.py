@@ -20,7 +20,9 @@ class DelayedState(StaticState):
             pairs = zip(scorer.writing(), scorer.reading(), strict=True)
             self.weight, self.bias = (_interleaved(*pair) for pair in pairs)
         shape = (request.rows, request.geometry.kv_heads)
-        self.memory = Memory.empty(shape, scorer.features, scorer.width + 1, request.device)
+        memory = Memory.empty(shape, scorer.features, scorer.width + 1, request.device)
+        # What is charged in slots is stored as keys and values are; every update computes in fp32.
+        self.memory = memory._replace(cells=memory.cells.to(request.dtype))
 
     def tensors(self) -> tuple[Tensor, ...]:
         """[C n]^T [R, H, dv + 1, dphi], which is charged to the budget, and the stabiliser m [R, H]."""
@@ -51,7 +53,9 @@ class DelayedState(StaticState):
         by_row = given.transpose(0, 1)
         features = scorer.phi(by_row)
         v, i, f = scorer.split_written(by_row[:, ::2])
-        y = step(self.memory, features[:, 1::2], features[:, ::2], v, i, f)
+        memory = self.memory._replace(cells=self.memory.cells.float())
+        y = step(memory, features[:, 1::2], features[:, ::2], v, i, f)
+        self.memory.cells.copy_(memory.cells)
         return scorer.readout(y.transpose(0, 1), scorer.split_read(given[1::2])).transpose(0, 1)
 
     def _store(self, memory: Memory) -> None:
