@@ -101,7 +101,7 @@ def conditions(row: Result) -> Conditions:
 
 
 def summarise(rows: Sequence[Result], grades: Grades) -> list[tuple[Conditions, list[Line]]]:
-    """Tables of comparable lines, short generations first: by ratio, dense rows first, policies in the order of the rows."""
+    """Tables of comparable lines, short generations first: by ratio, dense rows first, then by name."""
     tables: dict[Conditions, dict[_Line, list[Result]]] = {}
     for row in rows:
         tables.setdefault(conditions(row), {}).setdefault(_line(row), []).append(row)
@@ -111,9 +111,9 @@ def summarise(rows: Sequence[Result], grades: Grades) -> list[tuple[Conditions, 
 
 
 def _lines(lines: dict[_Line, list[Result]], rows: Sequence[Result], grades: Grades) -> list[Line]:
-    # The same slots are another ratio on each task.
-    ordered = sorted(lines.values(), key=lambda members: (min(m.cr for m in members), _ROLES.index(members[0].role)))
-    return [_summary(members, rows, grades) for members in ordered]
+    # The same slots are another ratio on each task. Names decide the rest: the order in which cells ended means nothing.
+    summaries = [(min(m.cr for m in members), _summary(members, rows, grades)) for members in lines.values()]
+    return [line for _, line in sorted(summaries, key=lambda pair: (pair[0], _ROLES.index(pair[1].role), pair[1].label))]
 
 
 def _line(row: Result) -> _Line:
