@@ -113,7 +113,9 @@ def summarise(rows: Sequence[Result], grades: Grades) -> list[tuple[Conditions, 
 def _lines(lines: dict[_Line, list[Result]], rows: Sequence[Result], grades: Grades) -> list[Line]:
     # The same slots are another ratio on each task. Names decide the rest: the order in which cells ended means nothing.
     summaries = [(min(m.cr for m in members), _summary(members, rows, grades)) for members in lines.values()]
-    return [line for _, line in sorted(summaries, key=lambda pair: (pair[0], _ROLES.index(pair[1].role), pair[1].label))]
+    return [
+        line for _, line in sorted(summaries, key=lambda pair: (pair[0], _ROLES.index(pair[1].role), pair[1].label))
+    ]
 
 
 def _line(row: Result) -> _Line:
