@@ -2,7 +2,7 @@
 
 `m_t = mean over d >= t + w of p_{d -> t}` with `p = exp(logit - LSE_d)`, computed as the transposed log-sum-exp over
 queries of `logit - LSE_d` in blocks of keys (KVpop, section on the future-attention target; docs/kvpop.md 3). Nothing S x S is
-held at once.
+held at once. The power mean `(mean of p^a)^(1/a)` is ours: a = 1 is the paper's mean, a large a the largest single use.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ _FLOOR = 1e-9
 
 
 def future_mass(
-    queries: Tensor, keys: Tensor, normaliser: Tensor, scale: float, window: int, block: int = 1024
+    queries: Tensor, keys: Tensor, normaliser: Tensor, scale: float, window: int, block: int = 1024, power: float = 1.0
 ) -> Tensor:
-    """Log mean future mass per query head.
+    """Log power mean of the future attention per query head.
 
     Args:
         queries: [R, Hq, S, D] after RoPE.
@@ -25,6 +25,7 @@ def future_mass(
         scale: factor of the dot product.
         window: protected tokens w; the first query that can miss token t is t + w.
         block: keys handled at once.
+        power: exponent a > 0 of the mean.
 
     Returns:
         [R, Hq, S] fp32; -inf for the last `window` tokens, which have no future outside the window.
@@ -44,9 +45,9 @@ def future_mass(
         )
         logits -= shift[..., first:]
         logits.masked_fill_(query[first:] < query[start:stop, None] + window, -torch.inf)
-        out[..., start:stop] = logits.logsumexp(-1)
+        out[..., start:stop] = logits.mul_(power).logsumexp(-1)
     count = (size - window - query).clamp(min=1)
-    return (out - count.float().log()).reshape(rows, heads, size)
+    return ((out - count.float().log()) / power).reshape(rows, heads, size)
 
 
 def group_target(log_mass: Tensor, kv_heads: int) -> Tensor:

@@ -36,9 +36,12 @@ class Step:
     Attributes:
         split: of this step's budget.
         lengths: true length of each row [R].
-        sample: queries of the boundary loss and of the measurements.
+        sample: queries of the measurements.
+        pairs: queries of the boundary loss.
+        pairs_long: long-range slots that the boundary loss imagines; from 1 to those of `split`.
         scorers: one a layer; None keeps the newest tokens.
         sparse_normaliser: masses are relative to what each query still sees, not to all earlier tokens.
+        power: of the mean that the target takes, see `future_mass`.
         margin, balance: see `boundary_loss`.
         measure: also compute `recall` and `mass`.
         boundary: boundary loss of each layer, a scalar.
@@ -49,8 +52,11 @@ class Step:
     split: Split
     lengths: Tensor
     sample: Sample
+    pairs: Sample
+    pairs_long: int
     scorers: nn.ModuleList | None = None
     sparse_normaliser: bool = False
+    power: float = 1.0
     margin: float = 0.5
     balance: bool = False
     measure: bool = False
@@ -92,21 +98,21 @@ class Step:
         split = self.split
         with torch.no_grad():
             target = future_target(
-                query, key, scale, split.window, self.lengths, keep if self.sparse_normaliser else None
+                query, key, scale, split.window, self.lengths, keep if self.sparse_normaliser else None, self.power
             )
             # Teacher and student share the decay.
             teacher = target if scorer is None else _static(scorer, target)
             teacher_rank = ranks(teacher)
-            teacher_cutoff = running_cutoff(teacher_rank, split.sinks, split.window, split.long)
             if self.measure:
+                teacher_cutoff = running_cutoff(teacher_rank, split.sinks, split.window, split.long)
                 self.recall[layer] = _recall(split, self.sample, (rank, cutoff), (teacher_rank, teacher_cutoff))
         if scorer is not None:
             self.boundary[layer] = boundary_loss(
                 priority,
                 teacher,
                 teacher_rank,
-                teacher_cutoff,
-                self.sample,
+                running_cutoff(teacher_rank, split.sinks, split.window, self.pairs_long),
+                self.pairs,
                 split.window,
                 margin=self.margin,
                 balance=self.balance,

@@ -40,9 +40,15 @@ def normaliser(queries: Tensor, keys: Tensor, scale: float, keep: Tensor | None 
 
 
 def future_target(
-    queries: Tensor, keys: Tensor, scale: float, window: int, lengths: Tensor, keep: Tensor | None = None
+    queries: Tensor,
+    keys: Tensor,
+    scale: float,
+    window: int,
+    lengths: Tensor,
+    keep: Tensor | None = None,
+    power: float = 1.0,
 ) -> Tensor:
-    """Target score of each token [R, H, S]: log mean attention from the real queries after its window.
+    """Target score of each token [R, H, S]: log power mean of the attention from the real queries after its window.
 
     Args:
         queries: [R, Hq, S, D] after RoPE.
@@ -51,6 +57,7 @@ def future_target(
         window: protected tokens.
         lengths: true length of each row [R]; queries at or after it are padding and count for nothing.
         keep: see `normaliser`.
+        power: see `future_mass.future_mass`.
     """
     with torch.no_grad(), torch.autocast(queries.device.type, enabled=False):
         shift = normaliser(queries, keys, scale, keep)
@@ -58,8 +65,8 @@ def future_target(
         position = torch.arange(size, device=queries.device)
         # A padded query with an infinite normaliser gives every token the mass zero.
         shift = shift.masked_fill((position >= lengths[:, None])[:, None], torch.inf)
-        mass = future_mass(queries, keys, shift, scale, window)
+        mass = future_mass(queries, keys, shift, scale, window, power=power)
         # future_mass averages over the queries of the padded row; the mean is over the real ones.
         padded = (size - window - position).clamp(min=1).float().log()
         real = (lengths[:, None] - window - position).clamp(min=1).float().log()
-        return group_target(mass + (padded - real)[:, None], keys.shape[1])
+        return group_target(mass + (padded - real)[:, None] / power, keys.shape[1])

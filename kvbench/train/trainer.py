@@ -28,7 +28,7 @@ from kvbench.models.checkpoint import ADAPTED_LM, MANIFEST, SCORER, Checkpoint, 
 from kvbench.models.source import LoadedModel, sliding_windows
 from kvbench.train import student
 from kvbench.train.data import Batch, Problems, stream
-from kvbench.train.losses import distillation, sample_queries
+from kvbench.train.losses import Sample, distillation, sample_queries
 from kvbench.train.recipe import Recipe
 from kvbench.train.resume import LOG, STATE, Log, load_state, open_folder, save_state
 
@@ -206,25 +206,35 @@ class Trainer:
 
     def _context(self, batch: Batch, stream_name: str, *, measure: bool) -> student.Step:
         split = self.policy.checked_split(batch.budget.slots, self.loaded.geometry)
-        # The first query at which the layer holds more than it may keep.
-        first = split.sinks + split.window + max(0, split.long)
-        sample = sample_queries(
-            batch.lengths,
-            first,
-            self.recipe.boundary_future,
-            self.recipe.boundary_queries,
-            _generator(stream_name),
-        )
+        pairs_long = self._pairs_long(stream_name, split.long)
+        generator = _generator(stream_name)
+
+        def sample(long: int) -> Sample:
+            # The first query at which a layer with so many long-range slots holds more than it may keep.
+            first = split.sinks + split.window + max(0, long)
+            count = self.recipe.boundary_queries
+            return sample_queries(batch.lengths, first, self.recipe.boundary_future, count, generator).to(self.device)
+
         return student.Step(
             split=split,
             lengths=batch.lengths.to(self.device),
-            sample=sample.to(self.device),
+            sample=sample(split.long),
+            pairs=sample(pairs_long),
+            pairs_long=pairs_long,
             scorers=self.scorers,
             sparse_normaliser=self.recipe.normaliser == "sparse",
+            power=self.recipe.target_power,
             margin=self.recipe.margin,
             balance=self.recipe.balance,
             measure=measure,
         )
+
+    def _pairs_long(self, stream_name: str, long: int) -> int:
+        """Long-range slots of the boundary loss: the step's, or fewer, drawn log-uniformly."""
+        least = self.recipe.boundary_slots
+        if not 0 < least < long:
+            return long
+        return round(least * (long / least) ** random.Random(f"{stream_name}/slots").random())
 
     def _measure(self, batch: Batch) -> Record:
         context = self._context(batch, f"{self.seed}/held back/{batch.level}", measure=True)

@@ -38,6 +38,7 @@ def test_a_file_changes_only_what_it_names(tmp_path: Path) -> None:
         ({"levels": {}}, "at least one level with a positive weight and one compression ratio"),
         ({"levels": {"long": 1}}, "'levels' cannot be"),
         ({"betas": [0.9]}, "'betas' cannot be"),
+        ({"target_power": 0}, "'target_power' is 0.0; it has to be above 0"),
         ({"normaliser": "both"}, "'normaliser' is 'both'; write 'dense' or 'sparse'"),
     ],
 )

@@ -40,7 +40,9 @@ def _scorers(loaded: LoadedModel, decay: float = 0.0) -> nn.ModuleList:
 def _step(lengths: Tensor, scorers: nn.ModuleList | None, split: Split = SPLIT, **more: Any) -> student.Step:
     first = split.sinks + split.window + split.long
     sample = sample_queries(lengths, first, 10, 32, torch.Generator().manual_seed(0))
-    return student.Step(split=split, lengths=lengths, sample=sample, scorers=scorers, **more)
+    return student.Step(
+        split=split, lengths=lengths, sample=sample, pairs=sample, pairs_long=split.long, scorers=scorers, **more
+    )
 
 
 def _ids(lengths: Tensor) -> Tensor:
@@ -160,6 +162,7 @@ def test_what_shares_a_batch_does_not_matter(tiny: LoadedModel, sparse: bool) ->
     for row, length in enumerate(lengths.tolist()):
         step = _step(lengths[row : row + 1], scorers, measure=True, sparse_normaliser=sparse)
         step.sample = Sample(together.sample.queries[row : row + 1], together.sample.valid[row : row + 1])
+        step.pairs = step.sample
         alone = tiny.model(input_ids=ids[row : row + 1, :length], use_cache=False, kvbench_step=step).logits
         torch.testing.assert_close(logits[row, :length], alone[0], atol=1e-4, rtol=1e-4)
         single.append(step)

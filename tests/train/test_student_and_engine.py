@@ -35,7 +35,9 @@ def test_the_students_next_tokens_are_the_engines(tiny: LoadedModel, name: str, 
     ids = torch.tensor([[*prompt, *tokens]])
     lengths = torch.tensor([ids.shape[1]])
     sample = sample_queries(lengths, BUDGET, 4, 8, torch.Generator().manual_seed(0))
-    step = student.Step(split=split, lengths=lengths, sample=sample, scorers=scorers)
+    step = student.Step(
+        split=split, lengths=lengths, sample=sample, pairs=sample, pairs_long=split.long, scorers=scorers
+    )
     implementation = tiny.model.config._attn_implementation
     tiny.model.set_attn_implementation(student.NAME)
     with torch.no_grad():

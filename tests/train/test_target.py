@@ -10,10 +10,11 @@ from kvbench.train.target import future_target, normaliser
 SCALE, WINDOW = 0.3, 5
 
 
-def test_the_target_of_padded_rows_is_that_of_single_rows() -> None:
+@pytest.mark.parametrize("power", [1.0, 3.0])
+def test_the_target_of_padded_rows_is_that_of_single_rows(power: float) -> None:
     queries, keys = 2 * torch.randn(3, 4, 50, 8), 2 * torch.randn(3, 2, 50, 8)
     lengths = torch.tensor([50, 31, 18])
-    together = future_target(queries, keys, SCALE, WINDOW, lengths)
+    together = future_target(queries, keys, SCALE, WINDOW, lengths, power=power)
     for row, length in enumerate(lengths.tolist()):
         alone = future_target(
             queries[row : row + 1, :, :length],
@@ -21,9 +22,10 @@ def test_the_target_of_padded_rows_is_that_of_single_rows() -> None:
             SCALE,
             WINDOW,
             torch.tensor([length]),
+            power=power,
         )
         torch.testing.assert_close(together[row, :, : length - WINDOW], alone[0, :, : length - WINDOW])
-        slow = naive.future_mass(queries[row, :, :length], keys[row, :, :length], SCALE, WINDOW)
+        slow = naive.future_mass(queries[row, :, :length], keys[row, :, :length], SCALE, WINDOW, power)
         wanted = group_target(slow[None], 2)[0, :, : length - WINDOW].float()
         torch.testing.assert_close(alone[0, :, : length - WINDOW], wanted, atol=1e-4, rtol=1e-4)
 

@@ -142,8 +142,8 @@ def test_a_finished_folder_is_read_not_trained(make_tiny: Make, short: Recipe, t
 
 def test_a_folder_is_never_mixed(make_tiny: Make, short: Recipe, tmp_path: Path) -> None:
     _trainer(make_tiny(), short, tmp_path / "out").train(stop_after=3)
-    with pytest.raises(KvbenchError, match=r"another configuration \(recipe.lm_lr: 0.0004 there, 0.001 here\)"):
-        _trainer(make_tiny(), replace(short, lm_lr=1e-3), tmp_path / "out")
+    with pytest.raises(KvbenchError, match=r"another configuration \(recipe.lm_lr: 0.001 there, 0.002 here\)"):
+        _trainer(make_tiny(), replace(short, lm_lr=2e-3), tmp_path / "out")
     with pytest.raises(KvbenchError, match=r"seed: 0 there, 5 here"):
         _trainer(make_tiny(), short, tmp_path / "out", seed=5)
     other = _trainer(make_tiny(), short, tmp_path / "out", seed=5, resume=False)
