@@ -59,6 +59,7 @@ class Task(ABC):
         held_out: no policy is trained on this task.
         levels: generation lengths, in tokens, for which there are problems; () for any.
         chat: a prompt is a user's message: it goes through the tokenizer's chat template, if that has one.
+        grades_apart: grading waits for other processes, so that several completions are graded at a time, in threads.
     """
 
     name: ClassVar[str]
@@ -66,6 +67,12 @@ class Task(ABC):
     held_out: ClassVar[bool] = False
     levels: ClassVar[tuple[int, ...]] = ()
     chat: ClassVar[bool] = False
+    grades_apart: ClassVar[bool] = False
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        """Return why the task cannot run on this machine, as a sentence; None if it can."""
+        return None
 
     @abstractmethod
     def problems(self, gen_len: int, n: int, seed: int, split: Split = "eval") -> list[Problem]:

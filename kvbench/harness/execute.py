@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
@@ -13,6 +15,7 @@ from kvbench.core.cell import Cell, digest
 from kvbench.core.errors import KvbenchError
 from kvbench.core.intervals import mean_interval, pass_at_k, score_interval
 from kvbench.core.result import GradeRecord, Result
+from kvbench.core.task import Grade, Problem, Task
 from kvbench.engine.generate import Engine
 from kvbench.engine.requests import Generation, Request, Sampling
 from kvbench.harness.environment import commit, environment
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
 Progress = Callable[[int], None]
 """Told the number of new tokens now and then."""
 
+Grading = Callable[[int, int], None]
+"""Told how many completions of how many are graded."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -38,7 +44,7 @@ class Outcome:
 class Executor(Protocol):
     """Runs cells; a failure is a row, never an exception."""
 
-    def execute(self, planned: Planned, progress: Progress | None = None) -> Outcome:
+    def execute(self, planned: Planned, progress: Progress | None = None, grading: Grading | None = None) -> Outcome:
         """Measure one cell."""
 
 
@@ -56,17 +62,17 @@ class LocalExecutor:
         self._processes = processes
         self._problems = problems
 
-    def execute(self, planned: Planned, progress: Progress | None = None) -> Outcome:
+    def execute(self, planned: Planned, progress: Progress | None = None, grading: Grading | None = None) -> Outcome:
         """Measure one cell; whatever goes wrong in it becomes a failed row."""
         blank = self._described(Result.of(planned.cell, "ok", held_out=planned.held_out))
         try:
-            return self._measure(planned, blank, progress)
+            return self._measure(planned, blank, progress, grading)
         except Exception as error:  # noqa: BLE001 - one broken cell must not take the others with it
             told = str(error) if isinstance(error, KvbenchError) else f"{type(error).__name__}: {error}"
             reason = " ".join(told.split())[:500]
             return Outcome(replace(blank, status="failed", reason=reason))
 
-    def _measure(self, planned: Planned, blank: Result, progress: Progress | None) -> Outcome:
+    def _measure(self, planned: Planned, blank: Result, progress: Progress | None, grading: Grading | None) -> Outcome:
         cell, choice, loaded = planned.cell, planned.choice, self._loaded
         problems = self._problems.get(cell.task, cell.gen_length, cell.problems, cell.seed)
         scorers = choice.checkpoint.scorers(loaded.geometry) if choice.checkpoint is not None else None
@@ -80,7 +86,7 @@ class LocalExecutor:
                 cell.reference_length,
                 progress,
             )
-        completions = self._graded(cell, problems, generation)
+        completions = self._graded(cell, problems, generation, grading)
         result = summarise(blank, [record.grade for record in completions], generation)
         lengths = [len(prompt) for prompt in problems.prompts]
         result = replace(result, prompt_hash=problems.prompt_hash, prompt_length=float(np.mean(lengths)))
@@ -93,14 +99,20 @@ class LocalExecutor:
             return Outcome(replace(blank, status="failed", reason=reason, violations=generation.audit.violations))
         return Outcome(result, completions)
 
-    def _graded(self, cell: Cell, problems: ProblemSet, generation: Generation) -> tuple[CompletionRecord, ...]:
-        task = self._problems.tasks[cell.task]
+    def _graded(
+        self, cell: Cell, problems: ProblemSet, generation: Generation, grading: Grading | None
+    ) -> tuple[CompletionRecord, ...]:
+        written = []
+        for index, completion in enumerate(generation.completions):
+            number = index // cell.samples
+            text = problems.opening(number) + self._problems.text(completion.tokens, self._loaded.eos)
+            written.append((problems.problems[number], text))
+        threads = max(1, len(os.sched_getaffinity(0)) // self._processes)
+        grades = grade_all(self._problems.tasks[cell.task], written, threads, grading)
         records = []
         for index, completion in enumerate(generation.completions):
-            number, sample = divmod(index, cell.samples)
-            problem = problems.problems[number]
-            text = problems.opening(number) + self._problems.text(completion.tokens, self._loaded.eos)
-            grade = task.grade(problem, text)
+            sample = index % cell.samples
+            (problem, text), grade = written[index], grades[index]
             record = GradeRecord(
                 key=cell.key,
                 problem=problem.id,
@@ -132,6 +144,37 @@ class LocalExecutor:
             random_weights=self._loaded.random,
             tokenizer_hash=self._problems.tokenizer_hash,
         )
+
+
+def grade_all(
+    task: Task, written: Sequence[tuple[Problem, str]], threads: int = 1, grading: Grading | None = None
+) -> list[Grade]:
+    """Grade completions, in threads if the task's grader waits for processes of its own.
+
+    Args:
+        task: whose grader it is.
+        written: problems and what was written for them.
+        threads: most completions graded at a time.
+        grading: told after each.
+
+    Raises:
+        KvbenchError: the grader failed; the sentence names the problem.
+    """
+
+    def graded(pair: tuple[Problem, str]) -> Grade:
+        try:
+            return task.grade(*pair)
+        except Exception as error:
+            told = str(error) if isinstance(error, KvbenchError) else f"{type(error).__name__}: {error}"
+            raise KvbenchError(f"The grader of task '{task.name}' failed on problem {pair[0].id}. {told}") from error
+
+    grades = []
+    with ThreadPoolExecutor(threads if task.grades_apart else 1) as pool:
+        for grade in pool.map(graded, written) if task.grades_apart else map(graded, written):
+            grades.append(grade)
+            if grading is not None:
+                grading(len(grades), len(written))
+    return grades
 
 
 def summarise(blank: Result, grades: Sequence[GradeRecord], generation: Generation) -> Result:

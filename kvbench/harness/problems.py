@@ -125,7 +125,7 @@ def load_tasks(
         copies: task -> local copy of its data set.
 
     Raises:
-        KvbenchError: a name's target is not a task, or its data set cannot be read.
+        KvbenchError: a name's target is not a task, the task cannot run here, or its data set cannot be read.
     """
     copies = copies or {}
     tasks: dict[str, Task] = {}
@@ -136,6 +136,9 @@ def load_tasks(
             raise KvbenchError(
                 f"Task '{name}' points at {entry.target}, which is not a subclass of kvbench.core.task.Task."
             )
+        reason = made.unavailable()
+        if reason is not None:
+            raise KvbenchError(f"Task '{name}' cannot run here. {reason}")
         if issubclass(made, DatasetTask):
             tasks[name] = made(load(made.hub, copies.get(name), lock, f"--data {name}=PATH"))
         elif name in copies:

@@ -38,6 +38,9 @@ class Watcher(Protocol):
     def cell(self, planned: Planned) -> Callable[[int], None] | None:
         """Before each cell; returns what is called with the number of new tokens."""
 
+    def grading(self, done: int, completions: int) -> None:
+        """While a cell's completions are graded; not told of cells in other processes."""
+
     def closed(self, result: Result) -> None:
         """After each cell is durable."""
 
@@ -49,6 +52,9 @@ class Silent:
         """Nothing."""
 
     def cell(self, planned: Planned) -> None:
+        """Nothing."""
+
+    def grading(self, done: int, completions: int) -> None:
         """Nothing."""
 
     def closed(self, result: Result) -> None:
@@ -148,7 +154,7 @@ def _outcomes(session: Session, todo: list[Planned], watcher: Watcher) -> Iterat
         yield from outcomes_of(session, todo, processes, watcher)
         return
     for planned in todo:
-        yield planned, session.executor.execute(planned, watcher.cell(planned))
+        yield planned, session.executor.execute(planned, watcher.cell(planned), watcher.grading)
 
 
 def _done(store: Store, planned: Planned) -> bool:
