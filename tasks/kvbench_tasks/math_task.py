@@ -30,10 +30,14 @@ class MathTask(DatasetTask):
     answer_columns: ClassVar[tuple[str, ...]] = ("answer",)
 
     def __init__(self, rows: Rows) -> None:
-        if find_spec("math_verify") is None:
-            raise KvbenchError(f"Task '{self.name}' needs the package 'math-verify'; pip install 'kvbench[tasks]'.")
         super().__init__(rows)
         self._equality = Equality()
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        if find_spec("math_verify") is None:
+            return "It needs the package 'math-verify'; pip install 'kvbench[tasks]'."
+        return None
 
     def parse(self, record: Record, index: int) -> Problem:
         problem = str(self.value(record, index, *self.problem_columns)).strip()
