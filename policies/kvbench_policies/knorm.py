@@ -39,4 +39,5 @@ class KnormState(PointwiseState):
     """
 
     def priority(self, tokens: Tokens) -> Tensor:
-        return -torch.linalg.vector_norm(tokens.keys.float(), dim=-1).log().round(decimals=3)
+        length: Tensor = torch.linalg.vector_norm(tokens.keys.float(), dim=-1)
+        return -length.log().round(decimals=3)
