@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from kvbench.core.errors import KvbenchError
-from kvbench.core.task import DatasetTask, Problem, Task
+from kvbench.core.task import DatasetTask, LongPromptTask, Problem, ScoringTask, Task
 from kvbench.data.load import load
 from kvbench.data.lock import Lock
 from kvbench.plugins import Registry
@@ -93,13 +93,18 @@ class ProblemSource:
 
     def _make(self, name: str, gen_length: int, count: int, seed: int) -> ProblemSet:
         task = self.tasks[name]
-        problems = tuple(task.problems(gen_length, count, seed))
+        if isinstance(task, LongPromptTask):
+            problems = tuple(task.fitted(gen_length, count, seed, lambda text: len(self._tokenizer(text)["input_ids"])))
+        else:
+            problems = tuple(task.problems(gen_length, count, seed))
         plain = tuple(problem.prompt for problem in problems)
         template = self._chat_template() if task.chat else None
         texts = tuple(map(self._rendered, plain)) if template not in (None, PLAIN) else plain
         # A chat template writes the special tokens itself.
         special = {} if texts is plain else {"add_special_tokens": False}
         prompts = tuple(tuple(self._tokenizer(text, **special)["input_ids"]) for text in texts)
+        if isinstance(task, ScoringTask):
+            prompts = tuple(_cut(task.name, *pair, gen_length) for pair in zip(problems, prompts, strict=True))
         longest = max(task.longest_prompt(gen_length), *(len(prompt) for prompt in prompts))
         return ProblemSet(problems, texts, prompts, longest, template)
 
@@ -111,6 +116,22 @@ class ProblemSource:
     def _rendered(self, prompt: str) -> str:
         message = [{"role": "user", "content": prompt}]
         return str(self._tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True))
+
+
+def _cut(task: str, document: Problem, tokens: tuple[int, ...], length: int) -> tuple[int, ...]:
+    """The first `length` tokens of a document.
+
+    Raises:
+        KvbenchError: it has not so many, or there would be nothing to score.
+    """
+    if len(tokens) < length:
+        raise KvbenchError(
+            f"Task '{task}' has no documents of {length} tokens: with this tokenizer {document.id} has {len(tokens)}; "
+            "give a smaller --gen-len."
+        )
+    if length < 2:
+        raise KvbenchError(f"Task '{task}' needs documents of at least 2 tokens; --gen-len is {length}.")
+    return tokens[:length]
 
 
 def load_tasks(
