@@ -7,14 +7,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from kvbench.core.cell import Cell, digest
 from kvbench.core.errors import KvbenchError
-from kvbench.core.intervals import mean_interval, pass_at_k, score_interval
+from kvbench.core.intervals import Estimate, mean_interval, score_interval
 from kvbench.core.result import GradeRecord, Result
+from kvbench.core.samples import ends, groups, majority, pass_at
 from kvbench.core.task import Grade, Problem, Task
 from kvbench.engine.generate import Engine
 from kvbench.engine.requests import Generation, Request, Sampling
@@ -179,32 +180,23 @@ def grade_all(
 
 def summarise(blank: Result, grades: Sequence[GradeRecord], generation: Generation) -> Result:
     """Fill in everything that follows from the grades and from what the engine counted."""
-    by_problem: dict[str, list[GradeRecord]] = {}
-    for grade in grades:
-        by_problem.setdefault(grade.problem, []).append(grade)
-    score = score_interval([float(np.mean([g.correct for g in group])) for group in by_problem.values()], blank.samples)
-    shares = [
-        float(np.mean([g.steps_correct for g in group if g.steps_correct is not None]))
-        for group in by_problem.values()
-        if any(g.steps_correct is not None for g in group)
-    ]
-    steps = mean_interval(shares) if shares else None
-    finished = [grade.correct for grade in grades if grade.finished]
-    right = [sum(g.correct == 1 for g in group) for group in by_problem.values()]
+    problems = groups(grades)
+    score = score_interval([float(np.mean([g.correct for g in group])) for group in problems], blank.samples)
+    shares = [[g.steps_correct for g in group if g.steps_correct is not None] for group in problems]
+    steps = mean_interval([float(np.mean(known)) for known in shares if known]) if any(shares) else None
+    several = blank.samples > 1
+    ended = ends(problems)
     audit, timing = generation.audit, generation.timing
     return replace(
         blank,
-        n=len(by_problem),
-        score=score.value,
-        score_lo=score.lo,
-        score_hi=score.hi,
-        pass_at_k=pass_at_k(right, blank.samples, blank.samples) if blank.samples > 1 else None,
-        steps_correct=steps.value if steps is not None else None,
-        steps_correct_lo=steps.lo if steps is not None else None,
-        steps_correct_hi=steps.hi if steps is not None else None,
-        score_finished=float(np.mean(finished)) if finished else None,
-        truncated=float(np.mean([not grade.finished for grade in grades])),
-        output_length=float(np.mean([grade.tokens for grade in grades])),
+        n=len(problems),
+        **_fields("score", score),
+        **_fields("pass_at_k", pass_at(problems, blank.samples) if several else None),
+        **_fields("maj_at_n", majority(problems) if several else None),
+        **_fields("steps_correct", steps),
+        **_fields("score_finished", ended.finished),
+        **_fields("truncated", ended.truncated),
+        **_fields("output_length", ended.length),
         near_ties=sum(grade.near_ties for grade in grades),
         cr_mean=audit.cr_mean,
         cr_peak=audit.cr_peak,
@@ -222,6 +214,12 @@ def summarise(blank: Result, grades: Sequence[GradeRecord], generation: Generati
         tokens_per_s=timing.tokens_per_s,
         peak_memory=generation.peak_memory,
     )
+
+
+def _fields(name: str, estimate: Estimate | None) -> dict[str, Any]:
+    """A number and its limits by the names that a row has for them."""
+    value, lo, hi = (None, None, None) if estimate is None else estimate
+    return {name: value, f"{name}_lo": lo, f"{name}_hi": hi}
 
 
 def _requests(cell: Cell, problems: ProblemSet) -> list[Request]:
