@@ -124,4 +124,28 @@ def kvbench_tasks() -> list[TaskEntry]:
             paper="after RULER, Hsieh et al. 2024, arXiv:2404.06654",
             default=False,
         ),
+        TaskEntry(
+            name="gpqa_diamond",
+            target="kvbench_tasks.gpqa_diamond:GpqaDiamond",
+            summary="questions of the sciences with four options each; the data set is gated",
+            paper="Rein et al. 2023, arXiv:2311.12022",
+            data="Idavidrein/gpqa",
+            default=False,
+        ),
+        TaskEntry(
+            name="livecodebench_v6",
+            target="kvbench_tasks.livecodebench_v6:LivecodebenchV6",
+            summary="programs for contests of early 2025, run in a sandbox",
+            paper="Jain et al. 2024, arXiv:2403.07974",
+            data="livecodebench/code_generation_lite",
+            default=False,
+        ),
+        TaskEntry(
+            name="humaneval",
+            target="kvbench_tasks.humaneval:Humaneval",
+            summary="functions to be completed, run in a sandbox",
+            paper="Chen et al. 2021, arXiv:2107.03374",
+            data="openai/openai_humaneval",
+            default=False,
+        ),
     ]

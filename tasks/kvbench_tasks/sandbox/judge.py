@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench_tasks.sandbox.box import Box, Limits, SandboxError
+from kvbench_tasks.sandbox.guests.wire import encode
 
 
 def passes_tests(
@@ -21,26 +22,28 @@ def passes_tests(
     limits: Limits,
     seconds: float,
     entry: str | None = None,
+    prelude: str = "",
 ) -> bool:
     """Whether a program gives the expected answer to each test; it stops at the first that it fails.
 
     Args:
         program: source.
-        tests: pairs (input, expected): a standard input and what has to be printed, or the arguments and the value of
-            `entry`, as JSON.
+        tests: pairs (input, expected): a standard input and what has to be printed, or the list of arguments and the
+            value of `entry`.
         same: whether an answer is the expected one. It sees strings, or what JSON can hold and tuples.
         limits: of the box; `cpu` holds for each test.
         seconds: on the clock for each test.
         entry: function to call, or method of the class `Solution`.
+        prelude: source that runs before the program, in its names.
 
     Raises:
         SandboxError: the box does not work.
     """
     with Box(_source("program"), limits) as box:
-        if not _ready(box, program, entry, limits, seconds):
+        if not _ready(box, prelude, program, entry, limits, seconds):
             return False
         for given, expected in tests:
-            reply = box.ask({"input" if entry is None else "args": given}, seconds)
+            reply = box.ask({"input": given} if entry is None else {"args": encode(given)}, seconds)
             try:
                 answer = reply["output"] if entry is None else plain(reply["value"])
                 if not same(answer, expected):
@@ -50,25 +53,25 @@ def passes_tests(
     return True
 
 
-def passes_check(program: str, entry: str, setting: str, check: str, limits: Limits, seconds: float) -> bool:
+def passes_check(program: str, check: str, limits: Limits, seconds: float, entry: str, prelude: str = "") -> bool:
     """Whether the function `entry` of a program passes a check.
 
     Args:
         program: source that defines `entry`.
-        entry: name of the function.
-        setting: source that the check builds on.
         check: source that defines `check(candidate)`, which raises if the candidate is wrong.
         limits: of both boxes; `cpu` holds for each call.
         seconds: on the clock for the whole check.
+        entry: name of the function.
+        prelude: source that runs before the program, in its names, and before the check, in its.
 
     Raises:
         SandboxError: the box does not work, or the check itself cannot be run.
     """
     end = time.monotonic() + seconds
     with Box(_source("program"), limits) as box, Box(_source("checker"), limits) as checker:
-        if not _ready(box, program, entry, limits, seconds):
+        if not _ready(box, prelude, program, entry, limits, seconds):
             return False
-        said = checker.ask({"setting": setting, "check": check}, seconds)
+        said = checker.ask({"entry": entry, "prelude": prelude, "check": check}, seconds)
         while isinstance(said, dict) and "args" in said:
             answer = box.ask(said, end - time.monotonic())
             if not isinstance(answer, dict) or "value" not in answer:
@@ -97,8 +100,8 @@ def plain(value: Any) -> Any:
     raise ValueError(name)
 
 
-def _ready(box: Box, program: str, entry: str | None, limits: Limits, seconds: float) -> bool:
-    first = {"program": program, "entry": entry, "longest": limits.reply // 2}
+def _ready(box: Box, prelude: str, program: str, entry: str | None, limits: Limits, seconds: float) -> bool:
+    first = {"prelude": prelude, "program": program, "entry": entry, "longest": limits.reply // 2}
     return bool(box.ask(first, seconds) == {"ready": True})
 
 

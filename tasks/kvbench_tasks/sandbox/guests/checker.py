@@ -1,6 +1,6 @@
 """Guest: runs a data set's own check against a function that lives in another box.
 
-First message: `setting` and `check`, sources that define `check(candidate)`. It then asks for calls (`args`, encoded) until it
+First message: `entry`, the function's name; `prelude` and `check`, sources that define `check(candidate)`. It then asks for calls (`args`, encoded) until it
 knows whether the function passed. The program under test is never in this box, so it cannot touch what checks it.
 """
 
@@ -28,7 +28,8 @@ def main() -> None:
     task = json.loads(requests.readline())
     namespace: dict[str, Any] = {}
     try:
-        exec(compile(task["setting"], "setting.py", "exec"), namespace)
+        exec(compile(task["prelude"], "prelude.py", "exec"), namespace)
+        namespace[task["entry"]] = candidate  # some checks call it by its name
         exec(compile(task["check"], "check.py", "exec"), namespace)
         check = namespace["check"]
     except BaseException as error:

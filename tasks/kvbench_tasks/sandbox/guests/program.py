@@ -1,6 +1,7 @@
 """Guest: runs a program on inputs, or calls a function of it; each time in a child, so that no test sees another.
 
-First message: `program`, and `entry` if a function is to be called. Then `input` (the standard input) or `args` (encoded).
+First message: `prelude` and `program`, sources that run in the same names, and `entry` if a function is to be called.
+Then `input` (the standard input) or `args` (encoded), once a test.
 It is told nothing about the right answers: what a program could forge here is an answer, and it would have to be right.
 """
 
@@ -29,9 +30,9 @@ def main() -> None:
     entry = task["entry"]
     function = None
     try:
-        code = compile(task["program"], "program.py", "exec")
+        sources = [compile(task[name], f"{name}.py", "exec") for name in ("prelude", "program")]
         if entry is not None:
-            function = find(entry, run(code, "program"))
+            function = find(entry, run(sources, "program"))
         reply: dict[str, Any] = {"ready": True}
     except BaseException as error:
         reply = {"error": type(error).__name__}
@@ -49,23 +50,26 @@ def main() -> None:
                 os._exit(0)
             feed(request["input"])
             with contextlib.suppress(SystemExit):  # the contests do not look at exit codes
-                run(code, "__main__")
+                run(sources, "__main__")
             raise SystemExit(0)  # through the interpreter's own end: it waits for threads and flushes
         status = os.waitpid(child, 0)[1]
         print(collect(status, entry is None, task["longest"]), file=replies, flush=True)
 
 
-def run(code: Any, name: str) -> dict[str, Any]:
-    """Run the program as a module of its own."""
+def run(sources: list[Any], name: str) -> dict[str, Any]:
+    """Run them as one module."""
     module = ModuleType(name)
     sys.modules[name] = module
-    exec(code, module.__dict__)
+    for source in sources:
+        exec(source, module.__dict__)
     return module.__dict__
 
 
 def find(entry: str, namespace: dict[str, Any]) -> Any:
-    """A function of the program, or a method of its class Solution."""
-    return namespace[entry] if entry in namespace else getattr(namespace["Solution"](), entry)
+    """A method of the program's class Solution, or a function."""
+    if hasattr(namespace.get("Solution"), entry):
+        return getattr(namespace["Solution"](), entry)
+    return namespace[entry]
 
 
 def feed(text: str) -> None:
