@@ -123,7 +123,7 @@ class Checked:
 
     Attributes:
         policies, tasks: registered names.
-        everything: the policies came from `all`: learned ones without a checkpoint are left out, not an error.
+        everything: learned policies without a checkpoint are left out, not an error: `all`, or the suite, says so.
         budgets: what to run the policies at, in the order given.
         data: (task, local copy of its data set).
         policy_args: (name, value) sorted by name.
@@ -176,7 +176,7 @@ def check(options: RunOptions, registry: Registry) -> Checked:
     tasks = _tasks(options.tasks or suite.tasks, registry)
     return Checked(
         policies=policies,
-        everything=everything,
+        everything=everything or (not options.policies and bool(suite.leave_out_untrained)),
         budgets=budgets,
         tasks=tasks,
         data=_data(options.data, suite, tasks, registry),
@@ -190,7 +190,7 @@ def check(options: RunOptions, registry: Registry) -> Checked:
             suite.reference_length if options.reference_length is None else options.reference_length,
         ),
         policy_args=tuple(sorted(_pairs("policy argument", options.policy_args).items())),
-        checkpoints=options.checkpoints,
+        checkpoints=options.checkpoints or tuple(map(Path, suite.checkpoints)),
         adapted_lm=options.adapted_lm,
         dense=options.dense,
         dense_adapted=bool(suite.dense_adapted if options.dense_adapted is None else options.dense_adapted),

@@ -18,6 +18,8 @@ class Suite:
     Attributes:
         description: one sentence for people.
         policies, tasks: names.
+        leave_out_untrained: learned policies that have no checkpoint for the model are left out, not an error.
+        checkpoints: folders of learned policies, as seen from the suite's folder.
         crs: ratios as text; or `budgets`: slots.
         gen_lens: generation caps.
         model: default model.
@@ -32,6 +34,8 @@ class Suite:
 
     description: str = ""
     policies: tuple[str, ...] = ()
+    leave_out_untrained: bool | None = None
+    checkpoints: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
     crs: tuple[str, ...] = ()
     budgets: tuple[int, ...] = ()
@@ -55,12 +59,14 @@ _SCALARS: dict[str, tuple[type, ...]] = {
     "samples": (int,),
     "reference_length": (int,),
     "dense_adapted": (bool,),
+    "leave_out_untrained": (bool,),
     "temperature": (int, float),
     "top_p": (int, float),
     "top_k": (int,),
 }
 _LISTS: dict[str, type] = {
     "policies": str,
+    "checkpoints": str,
     "tasks": str,
     "crs": str,
     "budgets": int,
@@ -95,6 +101,8 @@ def load_suite(name: str) -> Suite:
 def _frozen(key: str, value: Any, folder: Path) -> Any:
     if key in _TABLES:
         return tuple((task, str(folder / where)) for task, where in value.items())
+    if key == "checkpoints":
+        return tuple(str(folder / where) for where in value)
     return tuple(value) if key in _LISTS else value
 
 

@@ -93,7 +93,7 @@ def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=8,
-        max_position_embeddings=1000,
+        max_position_embeddings=40960,
         tie_word_embeddings=True,
         pad_token_id=0,
         bos_token_id=1,

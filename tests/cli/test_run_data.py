@@ -126,3 +126,21 @@ def test_mistakes_in_data(kvbench: Kvbench, tiny: Path, tmp_path: Path, given: t
 def test_a_generated_task_takes_no_data(kvbench: Kvbench, tiny: Path, tmp_path: Path) -> None:
     run = ("run", "--task", "chain", "--data", "chain=x", "--model", tiny, "--policy", "full", "--out", tmp_path)
     refused(kvbench(*run), "Task 'chain' has no data set")
+
+
+def test_the_papers_suite_is_planned_from_local_copies(kvbench: Kvbench, talker: Path, tmp_path: Path) -> None:
+    copies = [word for task in ("aime24", "aime25", "hmmt_feb25", "hmmt_nov25")
+              for word in ("--data", f"{task}={copy_of(task)}")]  # fmt: skip
+    code, text, errors = kvbench(
+        "run", "--suite", "paper-table1", "--model", talker, *copies, "--dry-run", "--out", tmp_path
+    )
+    assert (code, errors) == (0, "")
+    for policy in ("streaming_llm_plus", "kvpop_mlp", "kvpop"):
+        assert f"left out: Policy '{policy}'" in text
+    lines = [words for line in text.splitlines() if len(words := line.split()) > 6 and words[1] in MATH]
+    assert {(words[0], words[2], *words[4:7]) for words in lines if words[0] != "full"} == {
+        (policy, "16384", cr, slots, "16384")
+        for policy in ("streaming_llm", "tova")
+        for cr, slots in (("0.75", "4096"), ("7/8", "2048"))
+    }
+    assert f"20 cells, at most {5 * 15 * 16 * 16384:,} new tokens" in text
