@@ -123,6 +123,21 @@ def test_mistakes_in_data(kvbench: Kvbench, tiny: Path, tmp_path: Path, given: t
     refused(kvbench(*run), sentence)
 
 
+def test_the_same_in_python(tiny: Path, tmp_path: Path) -> None:
+    import kvbench as package
+
+    table = package.run(
+        policy="full",
+        task="aime25",
+        data={"aime25": copy_of("aime25")},
+        model=str(tiny),
+        gen_len=4,
+        limit=1,
+        out=tmp_path,
+    )
+    assert table["data_revision"].str.startswith("sha256:").all()
+
+
 def test_a_generated_task_takes_no_data(kvbench: Kvbench, tiny: Path, tmp_path: Path) -> None:
     run = ("run", "--task", "chain", "--data", "chain=x", "--model", tiny, "--policy", "full", "--out", tmp_path)
     refused(kvbench(*run), "Task 'chain' has no data set")
