@@ -81,14 +81,14 @@ def wilson(score: float, n: float) -> Estimate:
     return Estimate(score, min(score, max(0.0, centre - half)), max(score, min(1.0, centre + half)))
 
 
-def mean_interval(means: Sequence[float], most: float = 1.0) -> Estimate:
-    """Mean of numbers in 0..most, one a problem, with Student's interval; no limits when nothing varies."""
+def mean_interval(means: Sequence[float], most: float = 1.0, least: float = 0.0) -> Estimate:
+    """Mean of numbers in least..most, one a problem, with Student's interval; no limits when nothing varies."""
     value = float(np.mean(means))
     spread = float(stats.sem(means)) if len(means) > 1 else 0.0
     if spread == 0:
         return Estimate(value, None, None)
     lo, hi = stats.t.interval(LEVEL, len(means) - 1, loc=value, scale=spread)
-    return Estimate(value, max(0.0, float(lo)), min(most, float(hi)))
+    return Estimate(value, max(least, float(lo)), min(most, float(hi)))
 
 
 def pass_at_k(correct: Sequence[int], samples: int, k: int) -> Estimate:

@@ -7,21 +7,25 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from kvbench.core.cell import Cell, digest
 from kvbench.core.errors import KvbenchError
-from kvbench.core.intervals import Estimate, mean_interval, score_interval
+from kvbench.core.intervals import mean_interval, score_interval
 from kvbench.core.result import GradeRecord, Result
 from kvbench.core.samples import ends, groups, majority, pass_at
-from kvbench.core.task import Grade, Problem, Task
+from kvbench.core.task import Grade, Problem, ScoringTask, Task
+from kvbench.engine.divergence import DenseReader
 from kvbench.engine.generate import Engine
 from kvbench.engine.requests import Generation, Request, Sampling
+from kvbench.engine.score import Passage
 from kvbench.harness.environment import commit, environment
+from kvbench.harness.measured import counted, fields
 from kvbench.harness.plan import Planned
 from kvbench.harness.problems import ProblemSet, ProblemSource
+from kvbench.harness.scoring import passages_of, records, score_passages, summarise_scores
 from kvbench.harness.store import CompletionRecord
 
 if TYPE_CHECKING:
@@ -62,6 +66,7 @@ class LocalExecutor:
         self._loaded = loaded
         self._processes = processes
         self._problems = problems
+        self._dense: DenseReader | None = None
 
     def execute(self, planned: Planned, progress: Progress | None = None, grading: Grading | None = None) -> Outcome:
         """Measure one cell; whatever goes wrong in it becomes a failed row."""
@@ -76,29 +81,46 @@ class LocalExecutor:
     def _measure(self, planned: Planned, blank: Result, progress: Progress | None, grading: Grading | None) -> Outcome:
         cell, choice, loaded = planned.cell, planned.choice, self._loaded
         problems = self._problems.get(cell.task, cell.gen_length, cell.problems, cell.seed)
+        task = self._problems.tasks[cell.task]
+        passages = passages_of(cell, problems) if isinstance(task, ScoringTask) else []
+        dense = self._read_dense(passages) if passages else None
         scorers = choice.checkpoint.scorers(loaded.geometry) if choice.checkpoint is not None else None
         if scorers is not None:
             scorers.to(loaded.device)
         with choice.adapted.adapted(loaded.model) if choice.adapted is not None else nullcontext():
             engine = Engine(loaded, choice.policy, cell.slots, scorers, cell.rows)
-            generation = engine.generate(
-                _requests(cell, problems),
-                Sampling(cell.temperature, cell.top_p, cell.top_k),
-                cell.reference_length,
-                progress,
-            )
-        completions = self._graded(cell, problems, generation, grading)
-        result = summarise(blank, [record.grade for record in completions], generation)
-        lengths = [len(prompt) for prompt in problems.prompts]
-        result = replace(result, prompt_hash=problems.prompt_hash, prompt_length=float(np.mean(lengths)))
-        if generation.audit.violations and choice.policy.hard_budget:
+            if dense is not None:
+                scored = score_passages(engine, dense, passages, cell, progress)
+            else:
+                generation = engine.generate(
+                    _requests(cell, problems, task),
+                    Sampling(cell.temperature, cell.top_p, cell.top_k),
+                    cell.reference_length,
+                    progress,
+                )
+        if dense is not None:
+            completions, audit = records(cell, problems, scored), scored.scoring.audit
+            result = summarise_scores(blank, scored)
+        else:
+            completions, audit = self._graded(cell, problems, generation, grading), generation.audit
+            lengths = [len(prompt) for prompt in problems.prompts]
+            result = summarise(blank, [record.grade for record in completions], generation)
+            result = replace(result, prompt_length=float(np.mean(lengths)))
+        if audit.violations and choice.policy.hard_budget:
             reason = (
                 f"Policy '{cell.policy}' went over its budget of {cell.slots} slots "
-                f"in {generation.audit.violations} layer, head and step combinations (peak {generation.audit.peak})."
+                f"in {audit.violations} layer, head and step combinations (peak {audit.peak})."
             )
             # What was measured beyond the budget is not a measurement at the budget.
-            return Outcome(replace(blank, status="failed", reason=reason, violations=generation.audit.violations))
-        return Outcome(result, completions)
+            return Outcome(replace(blank, status="failed", reason=reason, violations=audit.violations))
+        return Outcome(replace(result, prompt_hash=problems.prompt_hash), completions)
+
+    def _read_dense(self, passages: Sequence[Passage]) -> DenseReader:
+        """The dense predictions of these passages; kept for the next cell, and made before an adapted LM moves in."""
+        if self._dense is None:
+            self._dense = DenseReader(self._loaded)
+        self._dense.read(passages)
+        return self._dense
 
     def _graded(
         self, cell: Cell, problems: ProblemSet, generation: Generation, grading: Grading | None
@@ -186,45 +208,27 @@ def summarise(blank: Result, grades: Sequence[GradeRecord], generation: Generati
     steps = mean_interval([float(np.mean(known)) for known in shares if known]) if any(shares) else None
     several = blank.samples > 1
     ended = ends(problems)
-    audit, timing = generation.audit, generation.timing
     return replace(
         blank,
         n=len(problems),
-        **_fields("score", score),
-        **_fields("pass_at_k", pass_at(problems, blank.samples) if several else None),
-        **_fields("maj_at_n", majority(problems) if several else None),
-        **_fields("steps_correct", steps),
-        **_fields("score_finished", ended.finished),
-        **_fields("truncated", ended.truncated),
-        **_fields("output_length", ended.length),
+        **fields("score", score),
+        **fields("pass_at_k", pass_at(problems, blank.samples) if several else None),
+        **fields("maj_at_n", majority(problems) if several else None),
+        **fields("steps_correct", steps),
+        **fields("score_finished", ended.finished),
+        **fields("truncated", ended.truncated),
+        **fields("output_length", ended.length),
+        **counted(generation.audit, generation.timing),
         near_ties=sum(grade.near_ties for grade in grades),
-        cr_mean=audit.cr_mean,
-        cr_peak=audit.cr_peak,
-        cr_end=audit.cr_end,
-        slots=audit.slots,
-        evictions=audit.evictions,
-        violations=audit.violations,
-        kv_bytes=audit.kv_bytes,
-        scorer_bytes=audit.scorer_bytes,
-        metadata_bytes=audit.metadata_bytes,
-        sliding_bytes=audit.sliding_bytes,
         prefill=generation.prefill,
         path=generation.path,
-        ms_per_step=timing.ms_per_step,
-        tokens_per_s=timing.tokens_per_s,
         peak_memory=generation.peak_memory,
     )
 
 
-def _fields(name: str, estimate: Estimate | None) -> dict[str, Any]:
-    """A number and its limits by the names that a row has for them."""
-    value, lo, hi = (None, None, None) if estimate is None else estimate
-    return {name: value, f"{name}_lo": lo, f"{name}_hi": hi}
-
-
-def _requests(cell: Cell, problems: ProblemSet) -> list[Request]:
+def _requests(cell: Cell, problems: ProblemSet, task: Task) -> list[Request]:
     return [
-        Request(prompt, cell.gen_length, cell.stream(problem.id, sample))
+        Request(prompt, task.new_tokens(cell.gen_length), cell.stream(problem.id, sample))
         for problem, prompt in zip(problems.problems, problems.prompts, strict=True)
         for sample in range(cell.samples)
     ]

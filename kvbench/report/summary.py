@@ -47,6 +47,23 @@ class _Line(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Documents:
+    """Scored documents of a line.
+
+    Attributes:
+        nll, excess, kl: nats a token: negative log-likelihood, the same less the dense model's, KL from the dense model.
+        top1: share of tokens at which both have the same favourite.
+        feeding: how they were fed.
+    """
+
+    nll: float
+    excess: Estimate
+    kl: Estimate
+    top1: float
+    feeding: str
+
+
+@dataclass(frozen=True)
 class Line:
     """One policy at one ratio.
 
@@ -62,6 +79,7 @@ class Line:
         passes: k -> pass@k over the trained tasks; None where there are fewer samples.
         majority: share of their problems whose most frequent answer is right.
         ends: how their completions ended; None where nothing was measured or grades are missing.
+        documents: what was measured on scored documents, which are in none of the above but `tasks`.
         cr_mean: achieved ratio, mean over rows.
         cr_peak: achieved ratio at the fullest step of any row.
         kv_bytes, scorer_bytes, ms_per_step, tokens_per_s: means over rows.
@@ -81,6 +99,7 @@ class Line:
     passes: Mapping[int, Estimate | None]
     majority: Estimate | None
     ends: Ends | None
+    documents: Documents | None
     cr_mean: float | None
     cr_peak: float | None
     kv_bytes: float | None
@@ -150,8 +169,9 @@ def _requested(row: Result) -> str:
 def _summary(members: Sequence[Result], rows: Sequence[Result], grades: Grades, ks: Sequence[int]) -> Line:
     first = members[0]
     measured = [row for row in members if row.status == "ok"]
-    trained = [row for row in measured if not row.held_out]
-    held_out = [row for row in measured if row.held_out]
+    graded = [row for row in measured if row.nll is None]
+    trained = [row for row in graded if not row.held_out]
+    held_out = [row for row in graded if row.held_out]
     completions = groups(grade for row in trained for grade in grades.get(row.key, ()))
     return Line(
         label=_label(first, rows),
@@ -173,8 +193,24 @@ def _summary(members: Sequence[Result], rows: Sequence[Result], grades: Grades, 
         scorer_bytes=_mean(measured, lambda row: row.scorer_bytes),
         ms_per_step=_mean(measured, lambda row: row.ms_per_step),
         tokens_per_s=_speed(measured),
+        documents=_documents(measured),
         notes=_notes(members),
     )
+
+
+def _documents(measured: Sequence[Result]) -> Documents | None:
+    rows = [row for row in measured if row.nll is not None]
+    if not rows:
+        return None
+
+    def pooled(name: str) -> Estimate:
+        value = float(np.mean([getattr(row, name) for row in rows]))
+        # Several seeds read the same documents: their limits do not add up to one interval.
+        lo, hi = (getattr(rows[0], name + limit) if len(rows) == 1 else None for limit in ("_lo", "_hi"))
+        return Estimate(value, lo, hi)
+
+    feeding = ", ".join(sorted({row.feeding or "" for row in rows}))
+    return Documents(pooled("nll").value, pooled("nll_excess"), pooled("kl"), pooled("score").value, feeding)
 
 
 def _label(row: Result, rows: Sequence[Result]) -> str:

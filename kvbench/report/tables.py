@@ -182,7 +182,10 @@ def _title(shared: Conditions, rows: Sequence[Result]) -> str:
 
 
 def _grids(lines: Sequence[Line], held_out: Set[str], samples: int, of_data: Set[str]) -> list[_Grid]:
-    grids = [_quality(lines)]
+    # Documents have no answers: a table of nothing but documents has no use for the first grid.
+    grids = [_quality(lines)] if any(line.n or line.documents is None for line in lines) else []
+    if any(line.documents is not None for line in lines):
+        grids.append(_documents(lines))
     if samples > 1 or any(task in of_data for line in lines for task in line.tasks):
         grids.append(_completions(lines, samples))
     grids.append(_cost(lines))
@@ -212,6 +215,24 @@ def _quality(lines: Sequence[Line]) -> _Grid:
         for line in lines
     ]
     return _Grid("What is left of the dense model", tuple(heading), tuple(body))
+
+
+def _documents(lines: Sequence[Line]) -> _Grid:
+    heading = ("policy", "removed", "NLL", "over dense [95 %]", "KL [95 %]", "top-1", "fed")
+    body = [
+        (
+            line.label,
+            line.requested,
+            _decimals(line.documents.nll),
+            _nats(line.documents.excess),
+            _nats(line.documents.kl),
+            _decimals(line.documents.top1),
+            line.documents.feeding,
+        )
+        for line in lines
+        if line.documents is not None
+    ]
+    return _Grid("Documents, told token by token", heading, tuple(body))
 
 
 def _completions(lines: Sequence[Line], samples: int) -> _Grid:
@@ -283,6 +304,11 @@ def _legend(lines: Sequence[Line], held_out: Set[str]) -> list[str]:
     if not lines:
         return []
     told = ["relative: exact answers as a share of the dense model's (full), paired by problem, 95 % interval"]
+    if any(line.documents is not None for line in lines):
+        told.append(
+            "NLL: nats a token; over dense: the same less the dense base model's; KL: from the dense base model; "
+            "top-1: share of tokens with the same favourite; fed: rows fed in different ways do not compare"
+        )
     if held_out:
         names = ", ".join(f"{name}*" for name in sorted(held_out))
         told.append(f"held-out: the same on {names}, a family that no policy was trained on")
@@ -324,6 +350,12 @@ def _estimate(estimate: Estimate | None) -> str:
     lo = 0.0 if estimate.lo is None else estimate.lo
     hi = "inf" if estimate.hi is None else f"{estimate.hi:.2f}"
     return f"{_decimals(estimate.value)} [{lo:.2f}, {hi}]"
+
+
+def _nats(estimate: Estimate) -> str:
+    if estimate.lo is None or estimate.hi is None:
+        return _decimals(estimate.value)
+    return f"{estimate.value:.3f} [{estimate.lo:.3f}, {estimate.hi:.3f}]"
 
 
 def _number(estimate: Estimate | None) -> str:

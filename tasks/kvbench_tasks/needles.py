@@ -20,14 +20,14 @@ from kvbench_tasks.longtext import documents
 
 _SEPARATOR = "|"
 
-ADJECTIVES = (
+ADJECTIVES = (  # noqa: SIM905 - one word a line would be a page
     "amber ancient blue brave bright calm clever cold curious dark distant early eager empty famous fancy gentle golden "
     "grand green happy hidden honest huge humble icy jolly kind large light little lively lonely loud lucky mellow narrow "
     "noble odd old pale plain polite proud quick quiet rapid rare red rough royal rusty scarlet sharp shiny silent silver "
     "simple slow small smooth soft solid steady strange strong sunny sweet tall tiny warm white wild wise yellow young"
 ).split()
 
-NOUNS = (
+NOUNS = (  # noqa: SIM905 - as above
     "anchor apple arrow barrel basket beacon bell boat bottle bridge bucket button cabin candle carpet castle chain chair "
     "circle clock cloud coin compass corner cottage crown curtain desert drum engine falcon feather fence field flag flute "
     "forest fountain garden gate glove hammer harbor hill horse island jacket kettle key ladder lake lamp lantern lemon "

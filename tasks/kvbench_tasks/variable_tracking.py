@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import string
+from itertools import pairwise
 from typing import ClassVar
 
 from kvbench_tasks.needles import Hidden, NeedleTask
@@ -25,7 +26,7 @@ class VariableTracking(NeedleTask):
             if name not in variables:
                 variables.append(name)
         assigned = [f"VAR {variables[0]} = {value}"]
-        assigned += [f"VAR {later} = VAR {earlier}" for earlier, later in zip(variables, variables[1:], strict=False)]
+        assigned += [f"VAR {later} = VAR {earlier}" for earlier, later in pairwise(variables)]
         opening = "Memorize and track the chain of variable assignments hidden in the following text."
         asked = (
             f"Find all variables that are assigned the value {value} in the text above. According to the chain of variable "
