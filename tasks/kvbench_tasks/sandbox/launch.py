@@ -11,7 +11,6 @@ import ctypes
 import errno
 import json
 import os
-import platform
 import resource
 import select
 import signal
@@ -196,7 +195,7 @@ def become_guest(spec: dict[str, Any]) -> NoReturn:
 
 def forbid() -> None:
     """Make the calls of FORBIDDEN fail with EPERM: a filter in the kernel that nothing takes back (seccomp(2))."""
-    column, processor = PROCESSORS[platform.machine()]
+    column, processor = PROCESSORS[os.uname().machine]
     load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
     refuse = 0x00050000 | errno.EPERM
     numbers = [calls[column] for calls in FORBIDDEN.values()]

@@ -1,7 +1,8 @@
 """Guest: runs a data set's own check against a function that lives in another box.
 
-First message: `entry`, the function's name; `prelude` and `check`, sources that define `check(candidate)`. It then asks for calls (`args`, encoded) until it
-knows whether the function passed. The program under test is never in this box, so it cannot touch what checks it.
+First message: `entry`, the function's name; `prelude` and `check`, sources that define `check(candidate)`. It then asks
+for calls (`args`, encoded) until it knows whether the function passed. The program under test is never in this box, so it
+cannot touch what checks it.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Guest: runs a program on inputs, or calls a function of it; each time in a child, so that no test sees another.
 
-First message: `prelude` and `program`, sources that run in the same names, and `entry` if a function is to be called.
+First message: `prelude`, source that runs once, `program`, which knows its names, and `entry` if a function is to be called.
 Then `input` (the standard input) or `args` (encoded), once a test.
 It is told nothing about the right answers: what a program could forge here is an answer, and it would have to be right.
 """
@@ -30,9 +30,10 @@ def main() -> None:
     entry = task["entry"]
     function = None
     try:
-        sources = [compile(task[name], f"{name}.py", "exec") for name in ("prelude", "program")]
+        prelude = run(compile(task["prelude"], "prelude.py", "exec"), "prelude", {})
+        code = compile(task["program"], "program.py", "exec")
         if entry is not None:
-            function = find(entry, run(sources, "program"))
+            function = find(entry, run(code, "program", prelude))
         reply: dict[str, Any] = {"ready": True}
     except BaseException as error:
         reply = {"error": type(error).__name__}
@@ -50,18 +51,18 @@ def main() -> None:
                 os._exit(0)
             feed(request["input"])
             with contextlib.suppress(SystemExit):  # the contests do not look at exit codes
-                run(sources, "__main__")
+                run(code, "__main__", prelude)
             raise SystemExit(0)  # through the interpreter's own end: it waits for threads and flushes
         status = os.waitpid(child, 0)[1]
         print(collect(status, entry is None, task["longest"]), file=replies, flush=True)
 
 
-def run(sources: list[Any], name: str) -> dict[str, Any]:
-    """Run them as one module."""
+def run(code: Any, name: str, known: dict[str, Any]) -> dict[str, Any]:
+    """Run it as a module of its own that knows these names; returns all names that there are then."""
     module = ModuleType(name)
+    module.__dict__.update({key: value for key, value in known.items() if not key.startswith("__")})
     sys.modules[name] = module
-    for source in sources:
-        exec(source, module.__dict__)
+    exec(code, module.__dict__)
     return module.__dict__
 
 
