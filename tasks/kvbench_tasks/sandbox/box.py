@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import marshal
 import os
 import platform
 import select
@@ -77,7 +78,7 @@ class Box:
         spec = {**_interpreter(), **limits, "guest": self._guest, "lifeline": ours}
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_LAUNCH), json.dumps(spec)],
+                [sys.executable, "-I", "-S", str(_LAUNCH), marshal.dumps(spec).hex()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -5,8 +5,10 @@ Standard library only.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,8 @@ def passes_tests(
     Raises:
         SandboxError: the box does not work.
     """
-    with Box(_source("program"), limits) as box:
+    # The process that forks one for each test may need some time for all of them.
+    with Box(_source("program"), replace(limits, cpu=limits.cpu * (len(tests) + 1))) as box:
         if not _ready(box, prelude, program, entry, limits, seconds):
             return False
         for given, expected in tests:
@@ -68,7 +71,8 @@ def passes_check(program: str, check: str, limits: Limits, seconds: float, entry
         SandboxError: the box does not work, or the check itself cannot be run.
     """
     end = time.monotonic() + seconds
-    with Box(_source("program"), limits) as box, Box(_source("checker"), limits) as checker:
+    whole = replace(limits, cpu=math.ceil(seconds))
+    with Box(_source("program"), whole) as box, Box(_source("checker"), whole) as checker:
         if not _ready(box, prelude, program, entry, limits, seconds):
             return False
         said = checker.ask({"entry": entry, "prelude": prelude, "check": check}, seconds)
@@ -101,7 +105,7 @@ def plain(value: Any) -> Any:
 
 
 def _ready(box: Box, prelude: str, program: str, entry: str | None, limits: Limits, seconds: float) -> bool:
-    first = {"prelude": prelude, "program": program, "entry": entry, "longest": limits.reply // 2}
+    first = {"prelude": prelude, "program": program, "entry": entry, "cpu": limits.cpu, "longest": limits.reply // 2}
     return bool(box.ask(first, seconds) == {"ready": True})
 
 

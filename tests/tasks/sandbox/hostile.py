@@ -281,14 +281,14 @@ def _state(folder: str) -> tuple[str, list[Path], int]:
 
 
 def processes(marker: str) -> dict[str, str]:
-    """Command lines by number: launchers, guests and what they forked carry the guest's source in theirs."""
+    """Command lines by number: guests and what they forked carry their source in theirs, launchers in hexadecimal."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             line = path.read_text(encoding="utf-8", errors="replace")
         except OSError:
             continue
-        if marker in line:
+        if marker in line or marker.encode().hex() in line:
             found[path.parent.name] = line
     return found
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import marshal
 import os
 import shutil
 import signal
@@ -197,7 +198,7 @@ def test_why_there_is_no_box(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 def test_without_rights_the_launcher_says_what_it_lacks() -> None:
     """In a box there are no namespaces to be had: there the launcher fails as on a machine that forbids them."""
-    source = (PACKAGE / "launch.py").read_text(encoding="utf-8").replace("sys.argv[1]", "'{}'")
+    source = (PACKAGE / "launch.py").read_text(encoding="utf-8").replace("sys.argv[1]", repr(marshal.dumps({}).hex()))
     guest = f"""
 import json, subprocess, sys
 input()

@@ -9,6 +9,7 @@ import builtins
 import contextlib
 import json
 import os
+import resource
 import signal
 import sys
 from types import ModuleType
@@ -44,6 +45,7 @@ def main() -> None:
         if not child:
             os.close(requests.fileno())
             os.close(replies.fileno())
+            resource.setrlimit(resource.RLIMIT_CPU, (task["cpu"], task["cpu"]))
             if function is not None:
                 answer = json.dumps({"value": encode(function(*decode(request["args"])))})
                 with open(PLACE, "w", encoding="utf-8") as file:
