@@ -150,5 +150,7 @@ def _test(case: Any, entry: str | None) -> Test:
     if (case["testtype"] == "functional") != (entry is not None):
         raise ValueError(f"a test of type {case['testtype']!r} for {'a function' if entry else 'a program'}")
     return (
-        (given, expected) if entry is None else ([json.loads(line) for line in given.split("\n")], json.loads(expected))
+        (given, expected)
+        if entry is None
+        else ([json.loads(line) for line in given.split("\n") if line.strip()], json.loads(expected))
     )

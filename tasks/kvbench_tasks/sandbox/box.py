@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from kvbench_tasks.sandbox.launch import PROCESSORS
+from kvbench_tasks.sandbox.launch import PROCESSORS, STARTED
 
 _START_SECONDS = 20.0
 _MIB = 1 << 20
@@ -123,15 +123,15 @@ class Box:
             left = end - time.monotonic()
             if left <= 0 or len(self._said) > self._limits.reply:
                 return None
-            readable, writable, _ = select.select([source], [sink] if pending else [], [], left)
-            if writable:
+            ready = _ready({source.fileno(): select.POLLIN, sink.fileno(): select.POLLOUT if pending else 0}, left)
+            if pending and sink.fileno() in ready:
                 try:
                     pending = pending[os.write(sink.fileno(), pending) :]
                 except BlockingIOError:
                     pass
                 except BrokenPipeError:
                     pending = pending[:0]  # it may have answered before it stopped listening
-            if readable:
+            if source.fileno() in ready:
                 piece = os.read(source.fileno(), 1 << 16)
                 if not piece:
                     return None
@@ -167,17 +167,27 @@ class Box:
         assert told is not None
         text = b""
         while True:
-            if not select.select([told], [], [], _START_SECONDS)[0]:
+            if not _ready({told.fileno(): select.POLLIN}, _START_SECONDS):
                 raise SandboxError(f"it did not start within {_START_SECONDS:g} seconds")
             piece = os.read(told.fileno(), 4096)
             if not piece:
                 break
             text += piece
-        if text:
-            raise SandboxError(text.decode(errors="replace").strip().splitlines()[-1])
+        if text != STARTED:
+            told_last = text.removeprefix(STARTED).decode(errors="replace").strip().splitlines()
+            raise SandboxError(told_last[-1] if told_last else "it ended before it started")
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None
             os.set_blocking(stream.fileno(), False)
+
+
+def _ready(wanted: dict[int, int], seconds: float) -> set[int]:
+    """Which of these descriptors have something to do; unlike select(2) it takes any number of them."""
+    events = select.poll()
+    for descriptor, kind in wanted.items():
+        if kind:
+            events.register(descriptor, kind)
+    return {descriptor for descriptor, _ in events.poll(seconds * 1000)}
 
 
 @functools.cache

@@ -62,6 +62,9 @@ FORBIDDEN = {
 }
 PROCESSORS = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
+STARTED = b"started"
+"""On the standard error, when nothing is left to do but to run the guest."""
+
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -190,6 +193,7 @@ def become_guest(spec: dict[str, Any]) -> NoReturn:
         forbid()
         environment = {"HOME": "/tmp", "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0"}
         python = spec["python"]
+        os.write(spec["lifeline"], STARTED)
         os.execve(python, [python, "-S", "-s", "-P", "-X", "utf8", "-c", spec["guest"]], environment)
     except BaseException as error:  # noqa: BLE001 - it is a forked copy: it must not return
         os.write(spec["lifeline"], str(error).encode())
@@ -222,13 +226,15 @@ def watch(guest: int, lifeline: int, memory: int) -> int:
 
     A limit on address space holds for a process each; what all of them hold together is looked up now and then.
     """
-    ending = os.pidfd_open(guest)
+    events = select.poll()
+    for descriptor in (lifeline, os.pidfd_open(guest)):
+        events.register(descriptor, select.POLLIN)
     while True:
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             if ended[0] == guest:
                 return os.waitstatus_to_exitcode(ended[1]) & 0xFF
-        readable, _, _ = select.select([lifeline, ending], [], [], 0.02)
-        if lifeline in readable or resident_bytes() > memory:
+        changed = dict(events.poll(20))
+        if lifeline in changed or resident_bytes() > memory:
             return 1
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import marshal
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -207,3 +208,26 @@ print(json.dumps(done.stderr), flush=True)
 """
     with Box(guest, Limits()) as box:
         assert box.ask(1, 10) == "unshare: Operation not permitted\n"
+
+
+def test_descriptors_beyond_those_of_select() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 1200:
+        pytest.skip(f"a process may open {hard} files only")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        with Box(ECHO, Limits()) as box:
+            assert box.ask("far", 5) == "far"
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_launcher_that_is_killed_is_no_guest_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    killed = tmp_path / "launch.py"
+    killed.write_text("import os; os.kill(os.getpid(), 9)")
+    monkeypatch.setattr(box_module, "_LAUNCH", killed)
+    with pytest.raises(SandboxError, match="ended before it started"), Box(ECHO, Limits()):
+        pass
