@@ -18,7 +18,7 @@ from kvbench.core.errors import KvbenchError
 from kvbench.core.policy import Policy, Split
 from kvbench.engine.audit import Auditor
 from kvbench.engine.graph import GraphedStep
-from kvbench.engine.requests import Completion, Generation, Observer, Progress, Request, Sampling, Timing
+from kvbench.engine.requests import Completion, Generation, Observer, Progress, Request, Sampling, Stop, Timing
 from kvbench.engine.rows import Rows
 from kvbench.engine.run import Setting, contact, prefill
 from kvbench.engine.score import Passage, Reader, Scoring, chunk_for, score
@@ -76,6 +76,7 @@ class Engine:
         reference_length: int | None = None,
         progress: Progress | None = None,
         observer: Observer | None = None,
+        stop: Stop | None = None,
     ) -> Generation:
         """Completes every request.
 
@@ -85,6 +86,7 @@ class Engine:
             reference_length: tokens that a dense cache is taken to hold; the longest request's prompt and cap when None.
             progress: told the number of kept new tokens now and then.
             observer: for tests; called after each layer's decode step, which is then never captured.
+            stop: ends a completion early; asked after every step on a CPU, now and then on a GPU.
 
         Raises:
             KvbenchError: a prompt with its cap is longer than the model's positions, or the model is unsupported.
@@ -97,7 +99,7 @@ class Engine:
         setting = self._setting(longest, "A prompt with its generation cap")
         with torch.inference_mode(), contact(self._loaded):
             return self._generate(
-                setting, requests, sampling or Sampling(), reference_length or longest, progress, observer
+                setting, requests, sampling or Sampling(), reference_length or longest, progress, observer, stop
             )
 
     def score(
@@ -149,6 +151,7 @@ class Engine:
         reference_length: int,
         progress: Progress | None,
         observer: Observer | None,
+        stop: Stop | None,
     ) -> Generation:
         device = self._loaded.device
         if device.type == "cuda":
@@ -167,7 +170,7 @@ class Engine:
             self._refill(setting, rows, auditor, free, queue, sampling)
             _synchronize(device)
             prefill_seconds += time.perf_counter() - before
-            free = rows.finished()
+            free = rows.finished(stop)
             while not free:
                 for _ in range(every):
                     if step is not None:
@@ -177,7 +180,7 @@ class Engine:
                         auditor.count()
                     rows.advance()
                     steps += 1
-                free = rows.finished()
+                free = rows.finished(stop)
                 if progress is not None:
                     progress(every * (rows.running() - len(free)) + len(free))
             auditor.close(free)
