@@ -96,12 +96,11 @@ class Equality:
         if self._child is None:
             self._child = self._started()
         answer = _exchange(self._child, json.dumps(pair).encode() + b"\n", self._seconds)
-        if answer is not None:
+        if answer:
             return answer == b"same\n"
-        late = self._child.poll() is None
         _end(self._child)
         self._child = None
-        return False if late else None
+        return False if answer is None else None
 
     def _started(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-P", "-m", "kvbench_tasks.math_child", str(int(self._seconds) + 2)]
@@ -114,7 +113,7 @@ class Equality:
 
 
 def _exchange(child: subprocess.Popen[bytes], request: bytes, seconds: float) -> bytes | None:
-    """Send a line and wait for one; None when the child dies or is late."""
+    """Send a line and wait for one; None when the child is late, nothing when it died."""
     assert child.stdin is not None
     assert child.stdout is not None
     limit = time.monotonic() + seconds
@@ -122,7 +121,7 @@ def _exchange(child: subprocess.Popen[bytes], request: bytes, seconds: float) ->
         child.stdin.write(request)
         child.stdin.flush()
     except BrokenPipeError:
-        return None
+        return b""
     line = b""
     with selectors.DefaultSelector() as selector:
         selector.register(child.stdout, selectors.EVENT_READ)
@@ -131,7 +130,7 @@ def _exchange(child: subprocess.Popen[bytes], request: bytes, seconds: float) ->
                 return None
             piece = os.read(child.stdout.fileno(), 64)
             if not piece:
-                return None
+                return b""
             line += piece
     return line
 
