@@ -116,6 +116,8 @@ class Result:
         nll_excess, nll_excess_lo, nll_excess_hi: the same less the dense base model's, paired by document.
         kl, kl_lo, kl_hi: of scored documents: KL(dense base model || this) in nats a token. `score` is then the share of
             tokens at which both have the same favourite.
+        metrics: all numbers of a task of lm-eval, as a JSON object; `score` is the first of them.
+        without_eviction: requests of a task of lm-eval that fit the budget, so that nothing could be evicted from them.
         feeding: of scored documents: `exact`, `token` or `chunks of c`; numbers of different feedings do not compare.
         cr_mean, cr_peak, cr_end: achieved 1 - retained / seen: mean of all steps, at the fullest step, at the end.
         slots: entries that the tensors can hold per layer and KV head.
@@ -196,6 +198,8 @@ class Result:
     kl: float | None = None
     kl_lo: float | None = None
     kl_hi: float | None = None
+    metrics: str | None = None
+    without_eviction: int | None = None
     feeding: str | None = None
     cr_mean: float | None = None
     cr_peak: float | None = None

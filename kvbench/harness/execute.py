@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,8 +20,8 @@ from kvbench.core.task import Grade, Problem, ScoringTask, Task
 from kvbench.engine.divergence import DenseReader
 from kvbench.engine.generate import Engine
 from kvbench.engine.requests import Generation, Request, Sampling
-from kvbench.engine.score import Passage
 from kvbench.harness.environment import commit, environment
+from kvbench.harness.lm_eval_task import LmEvalTask
 from kvbench.harness.measured import counted, fields
 from kvbench.harness.plan import Planned
 from kvbench.harness.problems import ProblemSet, ProblemSource
@@ -79,48 +79,54 @@ class LocalExecutor:
             return Outcome(replace(blank, status="failed", reason=reason))
 
     def _measure(self, planned: Planned, blank: Result, progress: Progress | None, grading: Grading | None) -> Outcome:
-        cell, choice, loaded = planned.cell, planned.choice, self._loaded
+        cell, choice = planned.cell, planned.choice
         problems = self._problems.get(cell.task, cell.gen_length, cell.problems, cell.seed)
         task = self._problems.tasks[cell.task]
-        passages = passages_of(cell, problems) if isinstance(task, ScoringTask) else []
-        dense = self._read_dense(passages) if passages else None
-        scorers = choice.checkpoint.scorers(loaded.geometry) if choice.checkpoint is not None else None
-        if scorers is not None:
-            scorers.to(loaded.device)
-        with choice.adapted.adapted(loaded.model) if choice.adapted is not None else nullcontext():
-            engine = Engine(loaded, choice.policy, cell.slots, scorers, cell.rows)
-            if dense is not None:
-                scored = score_passages(engine, dense, passages, cell, progress)
-            else:
-                generation = engine.generate(
-                    _requests(cell, problems, task),
-                    Sampling(cell.temperature, cell.top_p, cell.top_k),
-                    cell.reference_length,
-                    progress,
-                )
-        if dense is not None:
-            completions, audit = records(cell, problems, scored), scored.scoring.audit
-            result = summarise_scores(blank, scored)
+        if isinstance(task, LmEvalTask):
+            result, completions = task.measure(blank, cell, self._loaded, choice)
+        elif isinstance(task, ScoringTask):
+            result, completions = self._scored(planned, blank, problems, progress)
         else:
-            completions, audit = self._graded(cell, problems, generation, grading), generation.audit
-            lengths = [len(prompt) for prompt in problems.prompts]
-            result = summarise(blank, [record.grade for record in completions], generation)
-            result = replace(result, prompt_length=float(np.mean(lengths)))
-        if audit.violations and choice.policy.hard_budget:
+            result, completions = self._generated(planned, blank, problems, progress, grading)
+        if result.violations and choice.policy.hard_budget:
             reason = (
                 f"Policy '{cell.policy}' went over its budget of {cell.slots} slots "
-                f"in {audit.violations} layer, head and step combinations (peak {audit.peak})."
+                f"in {result.violations} layer, head and step combinations."
             )
             # What was measured beyond the budget is not a measurement at the budget.
-            return Outcome(replace(blank, status="failed", reason=reason, violations=audit.violations))
+            return Outcome(replace(blank, status="failed", reason=reason, violations=result.violations))
         return Outcome(replace(result, prompt_hash=problems.prompt_hash), completions)
 
-    def _read_dense(self, passages: Sequence[Passage]) -> DenseReader:
-        """The dense predictions of these passages; kept for the next cell, and made before an adapted LM moves in."""
-        if self._dense is None:
-            self._dense = DenseReader(self._loaded)
-        self._dense.read(passages)
-        return self._dense
+    def _generated(
+        self,
+        planned: Planned,
+        blank: Result,
+        problems: ProblemSet,
+        progress: Progress | None,
+        grading: Grading | None,
+    ) -> tuple[Result, tuple[CompletionRecord, ...]]:
+        cell = planned.cell
+        requests = _requests(cell, problems, self._problems.tasks[cell.task])
+        with engine_of(planned, self._loaded) as engine:
+            generation = engine.generate(
+                requests, Sampling(cell.temperature, cell.top_p, cell.top_k), cell.reference_length, progress
+            )
+        completions = self._graded(cell, problems, generation, grading)
+        lengths = [len(prompt) for prompt in problems.prompts]
+        result = summarise(blank, [record.grade for record in completions], generation)
+        return replace(result, prompt_length=float(np.mean(lengths))), completions
+
+    def _scored(
+        self, planned: Planned, blank: Result, problems: ProblemSet, progress: Progress | None
+    ) -> tuple[Result, tuple[CompletionRecord, ...]]:
+        cell = planned.cell
+        passages = passages_of(cell, problems)
+        # Dense predictions are kept for the next cell, and made before an adapted LM moves in.
+        dense = self._dense = self._dense or DenseReader(self._loaded)
+        dense.read(passages)
+        with engine_of(planned, self._loaded) as engine:
+            scored = score_passages(engine, dense, passages, cell, progress)
+        return summarise_scores(blank, scored), records(cell, problems, scored)
 
     def _graded(
         self, cell: Cell, problems: ProblemSet, generation: Generation, grading: Grading | None
@@ -167,6 +173,17 @@ class LocalExecutor:
             random_weights=self._loaded.random,
             tokenizer_hash=self._problems.tokenizer_hash,
         )
+
+
+@contextmanager
+def engine_of(planned: Planned, loaded: LoadedModel) -> Iterator[Engine]:
+    """The engine of a cell, with the cell's LM in the model for as long."""
+    cell, choice = planned.cell, planned.choice
+    scorers = choice.checkpoint.scorers(loaded.geometry) if choice.checkpoint is not None else None
+    if scorers is not None:
+        scorers.to(loaded.device)
+    with choice.adapted.adapted(loaded.model) if choice.adapted is not None else nullcontext():
+        yield Engine(loaded, choice.policy, cell.slots, scorers, cell.rows)
 
 
 def grade_all(

@@ -15,6 +15,9 @@ from kvbench.harness.suite import Suite, load_suite
 from kvbench.plugins import Registry
 
 ALL: Final = "all"
+LM_EVAL: Final = "lm_eval:"
+"""Before the name of a task of lm-eval."""
+
 DEFAULT_GEN_LEN: Final = 1024
 DEFAULT_LIMIT: Final = 32
 DTYPES: Final = ("auto", "float32", "bfloat16")
@@ -220,7 +223,14 @@ def _policies(names: Sequence[str], registry: Registry) -> tuple[tuple[str, ...]
 def _tasks(names: Sequence[str], registry: Registry) -> tuple[str, ...]:
     if not names or ALL in names:
         return tuple(name for name, entry in registry.tasks.items() if entry.default)
-    return _unique(registry.task(name).name for name in names)
+    return _unique(_task(name, registry) for name in names)
+
+
+def _task(name: str, registry: Registry) -> str:
+    prefix, sign, inner = name.strip().partition(":")
+    if sign and inner and canonical(prefix) + sign == LM_EVAL:
+        return LM_EVAL + inner
+    return registry.task(name).name
 
 
 def _budgets(options: RunOptions, suite: Suite) -> tuple[Requested, ...]:
@@ -231,11 +241,13 @@ def _budgets(options: RunOptions, suite: Suite) -> tuple[Requested, ...]:
 
 
 def _data(texts: Sequence[str], suite: Suite, tasks: Sequence[str], registry: Registry) -> tuple[tuple[str, str], ...]:
-    given = {registry.task(name).name: path for name, path in _pairs("value of --data", texts).items()}
+    running = {canonical(name): name for name in tasks}
+    copies = _pairs("value of --data", texts)
+    given = {running.get(name) or _task(name, registry): path for name, path in copies.items()}
     idle = next((name for name in given if name not in tasks), None)
     if idle is not None:
         raise KvbenchError(f"--data names a copy of '{idle}', but that task does not run; add --task {idle}.")
-    known = {registry.task(name).name: path for name, path in suite.data}
+    known = {_task(name, registry): path for name, path in suite.data}
     return tuple((name, path) for name, path in (known | given).items() if name in tasks)
 
 

@@ -12,6 +12,8 @@ from kvbench.core.errors import KvbenchError
 from kvbench.core.task import DatasetTask, LongPromptTask, Problem, ScoringTask, Task
 from kvbench.data.load import load
 from kvbench.data.lock import Lock
+from kvbench.harness.lm_eval_task import LmEvalTask
+from kvbench.harness.options import LM_EVAL
 from kvbench.plugins import Registry
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ class ProblemSource:
     def __init__(self, loaded: LoadedModel, tasks: Mapping[str, Task]) -> None:
         self.tasks = tasks
         self._tokenizer = loaded.tokenizer
+        self._positions = loaded.max_positions
         self._sets: dict[tuple[str, int, int, int], ProblemSet] = {}
 
     def get(self, task: str, gen_length: int, count: int, seed: int) -> ProblemSet:
@@ -83,6 +86,8 @@ class ProblemSource:
     def revision(self, name: str) -> str | None:
         """Of the data set of a task; None when its problems are generated."""
         task = self.tasks[name]
+        if isinstance(task, LmEvalTask):
+            return task.revision
         return task.rows.revision if isinstance(task, DatasetTask) else None
 
     @property
@@ -106,6 +111,9 @@ class ProblemSource:
         if isinstance(task, ScoringTask):
             prompts = tuple(_cut(task.name, *pair, gen_length) for pair in zip(problems, prompts, strict=True))
         longest = max(task.longest_prompt(gen_length), *(len(prompt) for prompt in prompts))
+        if isinstance(task, LmEvalTask):
+            # lm-eval's models cut what is too long, or read it in pieces.
+            longest = min(longest, self._positions - task.new_tokens(gen_length))
         return ProblemSet(problems, texts, prompts, longest, template)
 
     def _chat_template(self) -> str:
@@ -151,6 +159,9 @@ def load_tasks(
     copies = copies or {}
     tasks: dict[str, Task] = {}
     for name in names:
+        if name.startswith(LM_EVAL):
+            tasks[name] = LmEvalTask(name, copies.get(name))
+            continue
         entry = registry.task(name)
         made = entry.load()
         if not (isinstance(made, type) and issubclass(made, Task)):
