@@ -129,6 +129,7 @@ class Checked:
         everything: learned policies without a checkpoint are left out, not an error: `all`, or the suite, says so.
         budgets: what to run the policies at, in the order given.
         data: (task, local copy of its data set).
+        lengths: (task, generation cap) of tasks that `gen_lens` does not hold for.
         policy_args: (name, value) sorted by name.
         rows, processes: None for automatic.
     """
@@ -139,6 +140,7 @@ class Checked:
     tasks: tuple[str, ...]
     data: tuple[tuple[str, str], ...]
     gen_lens: tuple[int, ...]
+    lengths: tuple[tuple[str, int], ...]
     model: str
     limit: int
     samples: int
@@ -184,6 +186,7 @@ def check(options: RunOptions, registry: Registry) -> Checked:
         tasks=tasks,
         data=_data(options.data, suite, tasks, registry),
         gen_lens=_all_at_least("--gen-len", options.gen_lens or suite.gen_lens or (DEFAULT_GEN_LEN,), 1),
+        lengths=() if options.gen_lens else _lengths(suite, tasks, registry),
         model=options.model or suite.model or "ref",
         limit=_at_least("--limit", _first(options.limit, suite.limit, DEFAULT_LIMIT), 1),
         samples=_at_least("--samples", _first(options.samples, suite.samples, 1), 1),
@@ -249,6 +252,13 @@ def _data(texts: Sequence[str], suite: Suite, tasks: Sequence[str], registry: Re
         raise KvbenchError(f"--data names a copy of '{idle}', but that task does not run; add --task {idle}.")
     known = {_task(name, registry): path for name, path in suite.data}
     return tuple((name, path) for name, path in (known | given).items() if name in tasks)
+
+
+def _lengths(suite: Suite, tasks: Sequence[str], registry: Registry) -> tuple[tuple[str, int], ...]:
+    known = {
+        _task(name, registry): _at_least(f"The length of task '{name}'", length, 1) for name, length in suite.lengths
+    }
+    return tuple((name, length) for name, length in known.items() if name in tasks)
 
 
 def _pairs(what: str, texts: Sequence[str]) -> dict[str, str]:
