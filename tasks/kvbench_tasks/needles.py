@@ -75,12 +75,11 @@ class NeedleTask(LongPromptTask):
         )
 
     def _problem(self, length: int, index: int, seed: int, count: Count, split: Split) -> Problem:
-        name = f"{self.name}@{self.version}/{length}/{split}/seed{seed}/{index}"
-        draw = random.Random(name)
+        # A longer prompt hides the same things at the same depths.
+        draw = random.Random(f"{self.name}@{self.version}/{split}/seed{seed}/{index}")
         hidden = self.hide(draw)
         lines = filling()
         start = draw.randrange(len(lines))
-        # Depths are drawn before the length is known, so that a longer text hides the same things at the same depths.
         depths = sorted(draw.random() for _ in hidden.needles)
 
         def prompt(size: int) -> str:
@@ -99,6 +98,7 @@ class NeedleTask(LongPromptTask):
         while few < many:
             middle = (few + many + 1) // 2
             few, many = (middle, many) if count(prompt(middle)) <= length else (few, middle - 1)
+        name = f"{self.name}@{self.version}/{length}/{split}/seed{seed}/{index}"
         return Problem(name, prompt(few), _SEPARATOR.join(hidden.answers))
 
 
