@@ -10,9 +10,9 @@ from kvbench.core.errors import KvbenchError
 
 
 def lm_eval(context: typer.Context) -> None:
-    """Run lm-eval with any policy: everything after the name is lm-eval's own.
+    """Run lm-eval with any policy: everything after the name is lm-eval's own; 'kvbench lm-eval run --help' shows it.
 
-    Example: kvbench lm-eval --model kvbench --model_args pretrained=smollm2,policy=tova,cr=0.75 --tasks arc_easy
+    Example: kvbench lm-eval run --model kvbench --model_args pretrained=smollm2,policy=tova,cr=0.75 --tasks arc_easy
     """
     try:
         from lm_eval.__main__ import cli_evaluate

@@ -36,7 +36,7 @@ COMMANDS: tuple[tuple[str, Callable[..., None]], ...] = (
 """Name -> function, in the order of `kvbench --help`."""
 
 _PASSES_ON = frozenset({"lm-eval"})
-"""Commands whose arguments are those of another program, `--help` included."""
+"""Commands whose arguments, from the first on, are those of another program."""
 
 DONE = 0
 FAILED = 1
@@ -80,7 +80,7 @@ def build_app() -> typer.Typer:
     for name, function in COMMANDS:
         if name in _PASSES_ON:
             settings = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
-            app.command(name, add_help_option=False, context_settings=settings)(function)
+            app.command(name, context_settings=settings)(function)
         else:
             app.command(name)(function)
     return app

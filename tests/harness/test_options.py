@@ -82,6 +82,19 @@ def test_the_shipped_suite() -> None:
     assert (made.gen_lens, made.limit, len(made.tasks)) == ((1024, 2048), 200, 6)
 
 
+def test_a_suite_gives_a_task_a_length_of_its_own() -> None:
+    made = checked(RunOptions(suite="needles-smollm2"))
+    assert (made.model, made.gen_lens, made.lengths, made.limit) == ("smollm2", (1024,), (("longtext", 2048),), 50)
+    assert [requested.text for requested in made.budgets] == ["0.5", "0.75", "7/8"]
+    assert checked(RunOptions(suite="needles-smollm2", gen_lens=(512,))).lengths == ()
+    assert checked(RunOptions(suite="needles-smollm2", tasks=("needle-single",))).lengths == ()
+
+
+def test_tasks_of_lm_eval_keep_their_spelling() -> None:
+    made = checked(replace(PLAIN, tasks=("lm-eval:a-b_C",), data=("lm_eval:a-b_C=there",)))
+    assert (made.tasks, made.data) == (("lm_eval:a-b_C",), (("lm_eval:a-b_C", "there"),))
+
+
 def test_the_command_line_wins_over_the_suite() -> None:
     made = checked(RunOptions(suite="reference-v1", budgets=(64,), limit=4, policies=("all",), seeds=(3,)))
     assert made.budgets == (Requested(slots=64),)
@@ -98,6 +111,7 @@ def test_the_command_line_wins_over_the_suite() -> None:
         ("limit = '4'", "of type int"),
         ("limit = true", "of type int"),
         ("gen_lens = [1.5]", "a list of int"),
+        ("lengths = {longtext = '8'}", "a table of int"),
         ("crs = ['0.5']\nbudgets = [4]", "both crs and budgets"),
     ],
 )
