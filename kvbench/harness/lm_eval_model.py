@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -263,9 +264,11 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]  # lm-eval is not typed
         stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
         cap = generation_cap(settings, self.max_gen_toks)
         requests = []
-        for index, prompt in enumerate(prompts):
+        asked: Counter[str] = Counter()
+        for prompt in prompts:
             tokens = self.tok_encode(prompt)[-(self.max_length - cap) :] or [self.prefix_token_id]
-            requests.append(Request(tuple(tokens), cap, self._stream(tokens, prompts[:index].count(prompt))))
+            requests.append(Request(tuple(tokens), cap, self._stream(tokens, asked[prompt])))
+            asked[prompt] += 1
         reference = self._at.reference_length or max(len(request.prompt) for request in requests) + cap
         engine, slots = self._engine(reference)
         with self._adapted():
