@@ -38,7 +38,7 @@ class Completion:
 
     Attributes:
         tokens: new token ids, the end-of-sequence token included when it was produced.
-        finish: `eos` or `length`.
+        finish: `eos`, `length` or `stop`.
         near_ties: steps at which the two best scores that decide lay within rounding of each other.
     """
 
@@ -116,6 +116,9 @@ class Generation:
     path: str
     peak_memory: int | None
 
+
+Stop = Callable[[int, tuple[int, ...]], bool]
+"""Called with (index of the request, its new tokens so far); true ends the completion there."""
 
 Progress = Callable[[int], None]
 """Called now and then with about the number of new tokens since the last call."""

@@ -12,7 +12,7 @@ from kvbench.core.cell import Cell
 from kvbench.core.errors import KvbenchError
 from kvbench.harness.choices import Choice, Choices
 from kvbench.harness.options import Checked, Requested
-from kvbench.harness.problems import ProblemSource
+from kvbench.harness.problems import ProblemSet, ProblemSource
 
 if TYPE_CHECKING:
     from kvbench.models.source import LoadedModel
@@ -78,13 +78,16 @@ class _Planner:
         """Every cell of one policy; one a task, length and seed for `full`."""
         checked = self._checked
         budgets: tuple[Requested | None, ...] = checked.budgets if choice.policy.evicts else (None,)
-        for seed, gen_length, task, requested in product(checked.seeds, checked.gen_lens, checked.tasks, budgets):
-            longest = self._problems.get(task, gen_length, checked.limit, seed).longest
-            reference = longest + gen_length
+        apart = dict(checked.lengths)
+        lengths = [(length, task) for length, task in product(checked.gen_lens, checked.tasks) if task not in apart]
+        lengths += [(length, task) for task, length in apart.items()]
+        for seed, (gen_length, task), requested in product(checked.seeds, lengths, budgets):
+            problems = self._problems.get(task, gen_length, checked.limit, seed)
+            reference = problems.longest + self._problems.tasks[task].new_tokens(gen_length)
             if requested is not None and checked.reference_length is not None:
                 reference = checked.reference_length
-            cell = self._cell(choice, task, gen_length, seed, requested, reference)
-            skip = self._skip(choice, cell, longest)
+            cell = self._cell(choice, task, gen_length, seed, requested, reference, problems)
+            skip = self._skip(choice, cell, problems.longest)
             yield Planned(cell, choice, self._problems.tasks[task].held_out, skip)
 
     def _cell(
@@ -95,6 +98,7 @@ class _Planner:
         seed: int,
         requested: Requested | None,
         reference: int,
+        problems: ProblemSet,
     ) -> Cell:
         checked, loaded = self._checked, self._loaded
         slots = None
@@ -113,7 +117,10 @@ class _Planner:
             slots=slots,
             cr=requested.text if requested is not None else None,
             reference_length=reference,
-            problems=checked.limit,
+            problems=len(problems.problems),
+            problems_requested=checked.limit if len(problems.problems) < checked.limit else None,
+            data_revision=self._problems.revision(task),
+            chat_template=problems.chat_template,
             samples=checked.samples,
             seed=seed,
             temperature=checked.temperature,
@@ -125,7 +132,7 @@ class _Planner:
         )
 
     def _skip(self, choice: Choice, cell: Cell, longest: int) -> str | None:
-        needed = longest + cell.gen_length
+        needed = longest + self._problems.tasks[cell.task].new_tokens(cell.gen_length)
         if needed > self._loaded.max_positions:
             return (
                 f"Task '{cell.task}' at generation length {cell.gen_length} needs {needed} positions "
