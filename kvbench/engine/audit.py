@@ -34,9 +34,9 @@ class Auditor:
     managed layer, against the tokens that the row has seen.
     """
 
-    def __init__(self, setting: Setting, rows: Rows, reference_length: int) -> None:
+    def __init__(self, setting: Setting, rows: Rows) -> None:
         self._rows = rows
-        self._reference = reference_length
+        self._reference = setting.reference_length
         self._budget = setting.split.slots
         windows = sliding_windows(setting.loaded.model.config)
         self._managed = [layer for layer, window in zip(rows.layers, windows, strict=True) if window is None]
@@ -50,6 +50,9 @@ class Auditor:
         self._peak = torch.zeros(count, dtype=torch.int64, device=device)
         self._violations = torch.zeros((), dtype=torch.int64, device=device)
         self._evicted = torch.zeros(count, dtype=torch.int64, device=device)
+        heads = (len(self._managed), setting.loaded.geometry.kv_heads)
+        self._held = torch.zeros(heads, dtype=torch.int64, device=device)
+        self._notes = torch.zeros((), dtype=torch.int64, device=device)
         self._closed: list[_Closed] = []
         self.longest_prompt = 0
 
@@ -76,6 +79,8 @@ class Auditor:
         self._peak.copy_(torch.where(active, torch.maximum(self._peak, held.amax((0, 2))), self._peak))
         evicted = (self._rows.lengths[None, :, None] - held).sum((0, 2))
         self._evicted.copy_(torch.where(active, evicted, self._evicted))
+        self._held.add_((held * active[:, None]).sum(1))
+        self._notes.add_(active.sum())
         self._violations.add_(((held > self._budget) & active[None, :, None]).sum())
 
     def close(self, rows: Sequence[int]) -> None:
@@ -102,6 +107,7 @@ class Auditor:
         peak = max(request.peak for request in self._closed)
         rows = len(self._rows.ids)
         bytes_of = _live_bytes(self._managed)
+        heads = (self._held.double() / self._notes).tolist()
         return Audit(
             slots=max(layer.slots.capacity for layer in self._managed),
             peak=peak,
@@ -114,6 +120,7 @@ class Auditor:
             metadata_bytes=bytes_of[2] // rows,
             evictions=sum(request.evictions for request in self._closed),
             sliding_bytes=sum(_live_bytes(self._sliding)) // rows,
+            head_entries=tuple(tuple(layer) for layer in heads),
         )
 
     def _check_charged_state(self) -> None:

@@ -99,18 +99,16 @@ class Engine:
                 f"model '{self._loaded.name}' has {self._loaded.max_positions}."
             )
         split = self._split or Split(slots=longest, sinks=0, window=1)
-        setting = Setting(self._loaded, self._policy, split, self._scorers)
+        reference = reference_length or longest
+        setting = Setting(self._loaded, self._policy, split, self._scorers, longest, reference)
         with torch.inference_mode(), contact(self._loaded):
-            return self._generate(
-                setting, requests, sampling or Sampling(), reference_length or longest, progress, observer
-            )
+            return self._generate(setting, requests, sampling or Sampling(), progress, observer)
 
     def _generate(
         self,
         setting: Setting,
         requests: Sequence[Request],
         sampling: Sampling,
-        reference_length: int,
         progress: Progress | None,
         observer: Observer | None,
     ) -> Generation:
@@ -119,7 +117,7 @@ class Engine:
             torch.cuda.reset_peak_memory_stats(device)
         count = min(self._rows, len(requests))
         rows = Rows(setting, count, max(request.max_new for request in requests), sampling)
-        auditor = Auditor(setting, rows, reference_length)
+        auditor = Auditor(setting, rows)
         step = GraphedStep(rows, auditor) if self._graphs and observer is None else None
         queue = deque(sorted(enumerate(requests), key=lambda item: -item[1].max_new))
         done: dict[int, Completion] = {}
@@ -155,7 +153,7 @@ class Engine:
             completions=completions,
             audit=auditor.result(),
             timing=Timing(prefill_seconds, elapsed - prefill_seconds, steps, sum(len(c.tokens) for c in completions)),
-            prefill="exact" if self._policy.static or auditor.longest_prompt <= setting.split.slots else "chunked",
+            prefill="exact" if self._policy.static or auditor.longest_prompt <= setting.capacity else "chunked",
             path="plain" if step is None else "cuda_graph",
             peak_memory=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
         )
@@ -174,7 +172,7 @@ class Engine:
         taken.sort(key=lambda item: len(item[2].prompt))
         device = self._loaded.device
         for size, members in groupby(taken, key=lambda item: len(item[2].prompt)):
-            for group in _batched(list(members), self._prompts_at_once(size, setting.split.slots)):
+            for group in _batched(list(members), self._prompts_at_once(size, setting.capacity)):
                 prompts = torch.tensor([request.prompt for _, _, request in group], device=device)
                 seeds = torch.tensor([request.seed for _, _, request in group], device=device)
                 layers = setting.layers(len(group), seeds)

@@ -84,6 +84,11 @@ class LocalExecutor:
         result = summarise(blank, [record.grade for record in completions], generation)
         lengths = [len(prompt) for prompt in problems.prompts]
         result = replace(result, prompt_hash=problems.prompt_hash, prompt_length=float(np.mean(lengths)))
+        if not choice.policy.hard_budget:
+            audit = generation.audit
+            result = replace(
+                result, entries_mean=audit.entries_mean, entries_peak=audit.peak, head_entries=audit.head_entries
+            )
         if generation.audit.violations and choice.policy.hard_budget:
             reason = (
                 f"Policy '{cell.policy}' went over its budget of {cell.slots} slots "
