@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,6 +18,7 @@ def run(
     cr: float | str | Iterable[float | str] = (),
     budget: int | Iterable[int] = (),
     task: str | Iterable[str] = (),
+    data: Mapping[str, str | Path] | None = None,
     gen_len: int | Iterable[int] = (),
     model: str | None = None,
     suite: str | None = None,
@@ -62,6 +63,7 @@ def run(
         crs=tuple(str(ratio) for ratio in _several(cr)),
         budgets=_several(budget),
         tasks=_several(task),
+        data=tuple(f"{name}={path}" for name, path in (data or {}).items()),
         gen_lens=_several(gen_len),
         model=model,
         limit=limit,

@@ -86,10 +86,14 @@ class TaskEntry(Entry):
     Attributes:
         held_out: no policy has been trained on this family; it is reported apart.
         paper: where the problems come from; empty for home-made ones.
+        data: data set on the hub that the problems are read from; empty when they are generated.
+        default: it runs when no task is named.
     """
 
     held_out: bool = False
     paper: str = ""
+    data: str = ""
+    default: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

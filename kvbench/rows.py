@@ -49,7 +49,8 @@ def read_grades(folder: Path) -> list[GradeRecord]:
         columns = pq.read_table(folder / GRADES).to_pydict()
     except (FileNotFoundError, pa.ArrowInvalid):
         return []
-    names = [field.name for field in dataclasses.fields(GradeRecord)]
+    # Older files lack the columns that came later.
+    names = [field.name for field in dataclasses.fields(GradeRecord) if field.name in columns]
     return [
         GradeRecord(**dict(zip(names, values, strict=True)))
         for values in zip(*(columns[n] for n in names), strict=True)
@@ -72,6 +73,7 @@ def write_grades(path: Path, grades: Sequence[GradeRecord]) -> None:
             ("finished", pa.bool_()),
             ("near_ties", pa.int32()),
             ("digest", pa.string()),
+            ("extracted", pa.string()),
         ]
     )
     columns = {name: [getattr(grade, name) for grade in grades] for name in schema.names}

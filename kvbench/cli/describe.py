@@ -76,6 +76,7 @@ def _facts(entry: Entry) -> list[tuple[str, str]]:
         case TaskEntry():
             return [
                 ("source", entry.paper or "generated, with an independent interpreter"),
+                ("data set", entry.data or "none"),
                 ("held out", "yes: no policy has been trained on it" if entry.held_out else "no"),
             ]
         case ModelEntry():

@@ -38,7 +38,17 @@ def run(
         typer.Option("--budget", help="Instead of --cr: slots per layer and KV head.", rich_help_panel=_WHAT),
     ] = None,
     task: Annotated[
-        list[str] | None, typer.Option("--task", help="A task; all of them if left out.", rich_help_panel=_WHAT)
+        list[str] | None,
+        typer.Option("--task", help="A task; the reference tasks if left out.", rich_help_panel=_WHAT),
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--data",
+            metavar="TASK=PATH",
+            help="Local copy of a task's data set: file or folder.",
+            rich_help_panel=_WHAT,
+        ),
     ] = None,
     gen_len: Annotated[
         list[int] | None,
@@ -115,6 +125,7 @@ def run(
         crs=tuple(cr or ()),
         budgets=tuple(budget or ()),
         tasks=tuple(task or ()),
+        data=tuple(data or ()),
         gen_lens=tuple(gen_len or ()),
         model=model,
         limit=limit,

@@ -24,7 +24,9 @@ Role = Literal["policy", "dense", "dense_adapted"]
 _KEY_LENGTH = 16
 _PURELY_POLICY = frozenset({"policy", "policy_args", "checkpoint", "adapted_lm", "slots", "reference_length"})
 # The ratio as somebody wrote it cannot change a number: 7/8 and 0.875 are one cell.
-_NEVER_IN_KEY = frozenset({"model", "cr"})
+_NEVER_IN_KEY = frozenset({"model", "cr", "problems_requested"})
+# Came later than the first published rows: a cell without them has the key that it always had.
+_IN_KEY_IF_GIVEN = frozenset({"data_revision", "chat_template"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,10 @@ class Cell:
         cr: requested ratio as it was written; None when a budget was given or the cell is dense.
         reference_length: tokens that the dense cache is taken to hold.
         problems: how many of the task's problems.
+        problems_requested: how many were asked for when the task has fewer, else None.
+        data_revision: of the data set that the problems come from; None when they are generated.
+        chat_template: through which prompts go: its hash, or `plain` when the tokenizer has none; None for a task whose
+            prompts are not a user's messages.
         samples: completions of each problem.
         seed: of problems, sampling and random policies.
         temperature: of sampling; 0 is greedy.
@@ -79,6 +85,9 @@ class Cell:
     device: str
     rows: int
     attention: str = "auto"
+    problems_requested: int | None = None
+    data_revision: str | None = None
+    chat_template: str | None = None
     version: int = MEASUREMENT_VERSION
 
     @cached_property
@@ -104,7 +113,8 @@ class Cell:
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
     def _record(self, without: frozenset[str]) -> dict[str, object]:
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in without}
+        record = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in without}
+        return {name: value for name, value in record.items() if value is not None or name not in _IN_KEY_IF_GIVEN}
 
 
 def digest(record: Mapping[str, object] | str) -> str:

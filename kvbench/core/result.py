@@ -59,6 +59,7 @@ class GradeRecord:
         finished: it ended by itself, not at the cap.
         near_ties: steps at which the two best logits lay within rounding.
         digest: short SHA-256 of the completion's text: whether two policies wrote the same.
+        extracted: what the grader took for the answer; None: there was none, or the task does not say.
     """
 
     key: str
@@ -70,6 +71,7 @@ class GradeRecord:
     finished: bool
     near_ties: int
     digest: str
+    extracted: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,17 +93,25 @@ class Result:
         budget: requested slots per layer and KV head; null for `full`.
         reference_length: tokens that the dense cache is taken to hold.
         n: problems of the cell.
+        n_requested: how many were asked for when the data set has fewer; else null.
+        data_revision: of the data set: commit on the hub, or `sha256:` and the hash of a local copy; null without one.
+        chat_template: hash of the template that prompts went through; `plain`: the tokenizer has none; null: prompts are
+            no messages.
         samples: completions of each.
         temperature, top_p, top_k, seed: of sampling; `seed` also of the problems.
         dtype, device, rows, attention: number type, `cpu` or `cuda`, sequences side by side, path asked for.
         score, score_lo, score_hi: mean of `correct` and its 95 % interval, clustered by problem.
-        pass_at_k: probability that one of `samples` completions is right (with `samples` > 1).
+        pass_at_k, pass_at_k_lo, pass_at_k_hi: share of problems that one of the `samples` completions solves (with
+            `samples` > 1).
+        maj_at_n, maj_at_n_lo, maj_at_n_hi: share of problems whose most frequent answer is right (with `samples` > 1);
+            null when no completion gave an answer that could vote.
         relative, relative_lo, relative_hi: score over the dense twin's on the base model, paired by problem, 95 %.
         relative_adapted, relative_adapted_lo, relative_adapted_hi: the same over the dense twin on the adapted LM.
         steps_correct, steps_correct_lo, steps_correct_hi: mean share of steps right before the first error, 95 %.
-        score_finished: score of the completions that ended by themselves.
-        truncated: share of completions that ended at the cap.
-        prompt_length, output_length: mean tokens of a prompt and of a completion.
+        score_finished, score_finished_lo, score_finished_hi: score of the completions that ended by themselves.
+        truncated, truncated_lo, truncated_hi: share of completions that ended at the cap.
+        prompt_length: mean tokens of a prompt.
+        output_length, output_length_lo, output_length_hi: mean tokens of a completion.
         cr_mean, cr_peak, cr_end: achieved 1 - retained / seen: mean of all steps, at the fullest step, at the end.
         slots: entries that the tensors can hold per layer and KV head.
         evictions: entries overwritten.
@@ -143,11 +153,19 @@ class Result:
     seed: int
     status: Status
     reason: str | None = None
+    n_requested: int | None = None
+    data_revision: str | None = None
+    chat_template: str | None = None
     alarms: tuple[str, ...] = ()
     score: float | None = None
     score_lo: float | None = None
     score_hi: float | None = None
     pass_at_k: float | None = None
+    pass_at_k_lo: float | None = None
+    pass_at_k_hi: float | None = None
+    maj_at_n: float | None = None
+    maj_at_n_lo: float | None = None
+    maj_at_n_hi: float | None = None
     relative: float | None = None
     relative_lo: float | None = None
     relative_hi: float | None = None
@@ -158,9 +176,15 @@ class Result:
     steps_correct_lo: float | None = None
     steps_correct_hi: float | None = None
     score_finished: float | None = None
+    score_finished_lo: float | None = None
+    score_finished_hi: float | None = None
     truncated: float | None = None
+    truncated_lo: float | None = None
+    truncated_hi: float | None = None
     prompt_length: float | None = None
     output_length: float | None = None
+    output_length_lo: float | None = None
+    output_length_hi: float | None = None
     cr_mean: float | None = None
     cr_peak: float | None = None
     cr_end: float | None = None
@@ -217,6 +241,9 @@ class Result:
             budget=cell.slots,
             reference_length=cell.reference_length,
             n=cell.problems,
+            n_requested=cell.problems_requested,
+            data_revision=cell.data_revision,
+            chat_template=cell.chat_template,
             samples=cell.samples,
             seed=cell.seed,
             status=status,
@@ -260,7 +287,8 @@ class Result:
 
 def grade_from(record: Mapping[str, Any]) -> GradeRecord:
     """A grade from a record that may hold more than a grade."""
-    return GradeRecord(**{field.name: record[field.name] for field in dataclasses.fields(GradeRecord)})
+    names = [field.name for field in dataclasses.fields(GradeRecord)]
+    return GradeRecord(**{name: record[name] for name in names if name in record})
 
 
 def _as_float(ratio: str) -> float:

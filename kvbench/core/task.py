@@ -6,7 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
+
+from kvbench.core.dataset import Record, Rows, Source
+from kvbench.core.errors import KvbenchError
 
 Split = Literal["eval", "train"]
 """Problems of different splits never coincide: scores come from `eval`, every training from `train`."""
@@ -35,29 +38,34 @@ class Grade:
 
     Attributes:
         exact: 1.0 if the answer is the canonical one, else 0.0.
-        steps_correct: share of the problem's steps that are correct before the first error.
+        steps_correct: share of the problem's steps that are correct before the first error; None for tasks without steps.
         finished: the completion got as far as giving an answer.
+        extracted: what the grader took for the answer, written so that equal answers are equal texts; None: there was
+            none. Majority votes count it.
     """
 
     exact: float
-    steps_correct: float
+    steps_correct: float | None
     finished: bool
+    extracted: str | None = None
 
 
 class Task(ABC):
-    """A named, versioned source of problems plus a grader; constructed without arguments.
+    """A named, versioned source of problems plus a grader; constructed without arguments, except a `DatasetTask`.
 
     Attributes:
         name: registered name.
         version: raised whenever a problem, a prompt or a grade changes.
         held_out: no policy is trained on this task.
-        levels: generation lengths, in tokens, for which there are problems.
+        levels: generation lengths, in tokens, for which there are problems; () for any.
+        chat: a prompt is a user's message: it goes through the tokenizer's chat template, if that has one.
     """
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
     held_out: ClassVar[bool] = False
-    levels: ClassVar[tuple[int, ...]]
+    levels: ClassVar[tuple[int, ...]] = ()
+    chat: ClassVar[bool] = False
 
     @abstractmethod
     def problems(self, gen_len: int, n: int, seed: int, split: Split = "eval") -> list[Problem]:
@@ -67,13 +75,66 @@ class Task(ABC):
             KvbenchError: the task has no such level.
         """
 
-    @abstractmethod
     def longest_prompt(self, gen_len: int) -> int:
-        """Return how many tokens the longest prompt of a level has."""
+        """Return how many tokens the longest prompt of a level has; 0: that of the problems that are there."""
+        return 0
 
     @abstractmethod
     def grade(self, problem: Problem, completion: str) -> Grade:
         """Grade a completion; malformed ones are wrong, never an error."""
+
+
+class DatasetTask(Task):
+    """A task whose problems are the records of a data set, in their order and whatever the seed.
+
+    Args:
+        rows: the records.
+
+    Attributes:
+        hub: where the data set lies, unless somebody has a copy.
+    """
+
+    hub: ClassVar[Source]
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    @abstractmethod
+    def parse(self, record: Record, index: int) -> Problem:
+        """Turn a record into a problem.
+
+        Raises:
+            KvbenchError: the record lacks a column (`value` says so).
+        """
+
+    def problems(self, gen_len: int, n: int, seed: int, split: Split = "eval") -> list[Problem]:
+        """Return the first `n` problems, or all when there are fewer.
+
+        Raises:
+            KvbenchError: training problems were asked for, or a record is not of the data set's schema.
+        """
+        if split == "train":
+            raise KvbenchError(f"Task '{self.name}' is for evaluation only; train on another task.")
+        return [self.parse(self.rows[index], index) for index in range(min(n, len(self.rows)))]
+
+    def problem_id(self, index: int) -> str:
+        """Return the identity of the problem that record `index` makes."""
+        return f"{self.name}@{self.version}/{index}"
+
+    def value(self, record: Record, index: int, *columns: str) -> Any:
+        """Return what a record has in the first of these columns that it fills: copies of one data set differ in names.
+
+        Raises:
+            KvbenchError: it fills none; the sentence names file, row and column.
+        """
+        for column in columns:
+            if record.get(column) is not None:
+                return record[column]
+        wanted = " or ".join(f"'{column}'" for column in columns)
+        raise KvbenchError(
+            f"Row {index + 1} of {self.rows.name} has no value in column {wanted}, which task '{self.name}' needs; "
+            f"it has {', '.join(map(str, record)) or 'no columns'}."
+        )
 
 
 class TracedTask(Task):

@@ -102,8 +102,9 @@ class LocalExecutor:
         task = self._problems.tasks[cell.task]
         records = []
         for index, completion in enumerate(generation.completions):
-            problem, sample = problems.problems[index // cell.samples], index % cell.samples
-            text = self._problems.text(completion.tokens, self._loaded.eos)
+            number, sample = divmod(index, cell.samples)
+            problem = problems.problems[number]
+            text = problems.opening(number) + self._problems.text(completion.tokens, self._loaded.eos)
             grade = task.grade(problem, text)
             record = GradeRecord(
                 key=cell.key,
@@ -115,6 +116,7 @@ class LocalExecutor:
                 finished=completion.finish == "eos",
                 near_ties=completion.near_ties,
                 digest=digest(text),
+                extracted=grade.extracted,
             )
             records.append(
                 CompletionRecord(

@@ -57,7 +57,8 @@ class RunOptions:
     Attributes:
         policies: names; `all` for every registered one.
         crs: compression ratios as written; or `budgets`: slots per layer and KV head.
-        tasks: names; by default every registered one.
+        tasks: names; by default the registered ones that say so.
+        data: `TASK=PATH`: a local copy of the data set of a task.
         gen_lens: generation caps in tokens.
         model: a registered name, a local folder, or a hub name.
         limit: problems a task.
@@ -82,6 +83,7 @@ class RunOptions:
     crs: tuple[str, ...] = ()
     budgets: tuple[int, ...] = ()
     tasks: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
     gen_lens: tuple[int, ...] = ()
     model: str | None = None
     limit: int | None = None
@@ -123,6 +125,7 @@ class Checked:
         policies, tasks: registered names.
         everything: the policies came from `all`: learned ones without a checkpoint are left out, not an error.
         budgets: what to run the policies at, in the order given.
+        data: (task, local copy of its data set).
         policy_args: (name, value) sorted by name.
         rows, processes: None for automatic.
     """
@@ -131,6 +134,7 @@ class Checked:
     everything: bool
     budgets: tuple[Requested, ...]
     tasks: tuple[str, ...]
+    data: tuple[tuple[str, str], ...]
     gen_lens: tuple[int, ...]
     model: str
     limit: int
@@ -169,11 +173,13 @@ def check(options: RunOptions, registry: Registry) -> Checked:
     budgets = _budgets(options, suite)
     if not budgets and policies != ("full",):
         raise KvbenchError("There is no budget; give --cr (0.88 removes 88 % of the cache) or --budget (slots).")
+    tasks = _tasks(options.tasks or suite.tasks, registry)
     return Checked(
         policies=policies,
         everything=everything,
         budgets=budgets,
-        tasks=_tasks(options.tasks or suite.tasks, registry),
+        tasks=tasks,
+        data=_data(options.data, suite, tasks, registry),
         gen_lens=_all_at_least("--gen-len", options.gen_lens or suite.gen_lens or (DEFAULT_GEN_LEN,), 1),
         model=options.model or suite.model or "ref",
         limit=_at_least("--limit", _first(options.limit, suite.limit, DEFAULT_LIMIT), 1),
@@ -183,7 +189,7 @@ def check(options: RunOptions, registry: Registry) -> Checked:
             "--reference-length",
             suite.reference_length if options.reference_length is None else options.reference_length,
         ),
-        policy_args=_pairs(options.policy_args),
+        policy_args=tuple(sorted(_pairs("policy argument", options.policy_args).items())),
         checkpoints=options.checkpoints,
         adapted_lm=options.adapted_lm,
         dense=options.dense,
@@ -213,7 +219,7 @@ def _policies(names: Sequence[str], registry: Registry) -> tuple[tuple[str, ...]
 
 def _tasks(names: Sequence[str], registry: Registry) -> tuple[str, ...]:
     if not names or ALL in names:
-        return tuple(registry.tasks)
+        return tuple(name for name, entry in registry.tasks.items() if entry.default)
     return _unique(registry.task(name).name for name in names)
 
 
@@ -224,14 +230,23 @@ def _budgets(options: RunOptions, suite: Suite) -> tuple[Requested, ...]:
     return tuple(Requested(cr=parse_cr(text), text=text.strip()) for text in options.crs or suite.crs)
 
 
-def _pairs(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
+def _data(texts: Sequence[str], suite: Suite, tasks: Sequence[str], registry: Registry) -> tuple[tuple[str, str], ...]:
+    given = {registry.task(name).name: path for name, path in _pairs("value of --data", texts).items()}
+    idle = next((name for name in given if name not in tasks), None)
+    if idle is not None:
+        raise KvbenchError(f"--data names a copy of '{idle}', but that task does not run; add --task {idle}.")
+    known = {registry.task(name).name: path for name, path in suite.data}
+    return tuple((name, path) for name, path in (known | given).items() if name in tasks)
+
+
+def _pairs(what: str, texts: Sequence[str]) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for text in texts:
         name, sign, value = text.partition("=")
         if not sign or not name.strip() or not value.strip():
-            raise KvbenchError(f"The policy argument '{text}' is not name=value.")
+            raise KvbenchError(f"The {what} '{text}' is not name=value.")
         pairs[canonical(name)] = value.strip()
-    return tuple(sorted(pairs.items()))
+    return pairs
 
 
 def _auto(option: str, text: str) -> int | None:

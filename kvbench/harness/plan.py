@@ -12,7 +12,7 @@ from kvbench.core.cell import Cell
 from kvbench.core.errors import KvbenchError
 from kvbench.harness.choices import Choice, Choices
 from kvbench.harness.options import Checked, Requested
-from kvbench.harness.problems import ProblemSource
+from kvbench.harness.problems import ProblemSet, ProblemSource
 
 if TYPE_CHECKING:
     from kvbench.models.source import LoadedModel
@@ -79,12 +79,12 @@ class _Planner:
         checked = self._checked
         budgets: tuple[Requested | None, ...] = checked.budgets if choice.policy.evicts else (None,)
         for seed, gen_length, task, requested in product(checked.seeds, checked.gen_lens, checked.tasks, budgets):
-            longest = self._problems.get(task, gen_length, checked.limit, seed).longest
-            reference = longest + gen_length
+            problems = self._problems.get(task, gen_length, checked.limit, seed)
+            reference = problems.longest + gen_length
             if requested is not None and checked.reference_length is not None:
                 reference = checked.reference_length
-            cell = self._cell(choice, task, gen_length, seed, requested, reference)
-            skip = self._skip(choice, cell, longest)
+            cell = self._cell(choice, task, gen_length, seed, requested, reference, problems)
+            skip = self._skip(choice, cell, problems.longest)
             yield Planned(cell, choice, self._problems.tasks[task].held_out, skip)
 
     def _cell(
@@ -95,6 +95,7 @@ class _Planner:
         seed: int,
         requested: Requested | None,
         reference: int,
+        problems: ProblemSet,
     ) -> Cell:
         checked, loaded = self._checked, self._loaded
         slots = None
@@ -113,7 +114,10 @@ class _Planner:
             slots=slots,
             cr=requested.text if requested is not None else None,
             reference_length=reference,
-            problems=checked.limit,
+            problems=len(problems.problems),
+            problems_requested=checked.limit if len(problems.problems) < checked.limit else None,
+            data_revision=self._problems.revision(task),
+            chat_template=problems.chat_template,
             samples=checked.samples,
             seed=seed,
             temperature=checked.temperature,

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from kvbench.core.errors import KvbenchError
-from kvbench.core.task import Problem, Task
+from kvbench.core.task import DatasetTask, Problem, Task
+from kvbench.data.load import load
+from kvbench.data.lock import Lock
 from kvbench.plugins import Registry
 
 if TYPE_CHECKING:
     from kvbench.models.source import LoadedModel
+
+PLAIN: Literal["plain"] = "plain"
+"""Stands for the chat template of a tokenizer that has none."""
+
+_REASONING = "<think>"
 
 
 @dataclass(frozen=True)
@@ -22,18 +29,26 @@ class ProblemSet:
 
     Attributes:
         problems: as the task made them.
-        prompts: their token ids.
+        texts: their prompts as the model sees them.
+        prompts: the token ids of these.
         longest: tokens of the longest prompt that the level can have, or that is here: shards and limits share it.
+        chat_template: hash of the chat template that made the texts, `plain` without one, None when none was asked for.
     """
 
     problems: tuple[Problem, ...]
+    texts: tuple[str, ...]
     prompts: tuple[tuple[int, ...], ...]
     longest: int
+    chat_template: str | None = None
 
     @property
     def prompt_hash(self) -> str:
         """Of all prompts in order, as text."""
-        return hashlib.sha256(json.dumps([problem.prompt for problem in self.problems]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self.texts).encode()).hexdigest()
+
+    def opening(self, index: int) -> str:
+        """The reasoning block that the chat template opens at the end of a prompt, and that its completion goes on with."""
+        return _REASONING if self.chat_template and self.texts[index].rstrip().endswith(_REASONING) else ""
 
 
 class ProblemSource:
@@ -65,6 +80,11 @@ class ProblemSource:
         kept = tokens[:-1] if tokens and tokens[-1] in eos else tokens
         return str(self._tokenizer.decode(list(kept), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
+    def revision(self, name: str) -> str | None:
+        """Of the data set of a task; None when its problems are generated."""
+        task = self.tasks[name]
+        return task.rows.revision if isinstance(task, DatasetTask) else None
+
     @property
     def tokenizer_hash(self) -> str:
         """Of the vocabulary."""
@@ -74,17 +94,40 @@ class ProblemSource:
     def _make(self, name: str, gen_length: int, count: int, seed: int) -> ProblemSet:
         task = self.tasks[name]
         problems = tuple(task.problems(gen_length, count, seed))
-        prompts = tuple(tuple(self._tokenizer(problem.prompt)["input_ids"]) for problem in problems)
+        plain = tuple(problem.prompt for problem in problems)
+        template = self._chat_template() if task.chat else None
+        texts = tuple(map(self._rendered, plain)) if template not in (None, PLAIN) else plain
+        # A chat template writes the special tokens itself.
+        special = {} if texts is plain else {"add_special_tokens": False}
+        prompts = tuple(tuple(self._tokenizer(text, **special)["input_ids"]) for text in texts)
         longest = max(task.longest_prompt(gen_length), *(len(prompt) for prompt in prompts))
-        return ProblemSet(problems, prompts, longest)
+        return ProblemSet(problems, texts, prompts, longest, template)
+
+    def _chat_template(self) -> str:
+        if self._tokenizer.chat_template is None:
+            return PLAIN
+        return hashlib.sha256(self._tokenizer.get_chat_template().encode()).hexdigest()
+
+    def _rendered(self, prompt: str) -> str:
+        message = [{"role": "user", "content": prompt}]
+        return str(self._tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True))
 
 
-def load_tasks(names: tuple[str, ...], registry: Registry) -> dict[str, Task]:
-    """Make the tasks of these names.
+def load_tasks(
+    names: Sequence[str], registry: Registry, lock: Lock, copies: Mapping[str, str] | None = None
+) -> dict[str, Task]:
+    """Make the tasks of these names; those of a data set with its records.
+
+    Args:
+        names: of the tasks.
+        registry: where they are looked up.
+        lock: holds the revisions of their data sets.
+        copies: task -> local copy of its data set.
 
     Raises:
-        KvbenchError: a name's target is not a task.
+        KvbenchError: a name's target is not a task, or its data set cannot be read.
     """
+    copies = copies or {}
     tasks: dict[str, Task] = {}
     for name in names:
         entry = registry.task(name)
@@ -93,5 +136,10 @@ def load_tasks(names: tuple[str, ...], registry: Registry) -> dict[str, Task]:
             raise KvbenchError(
                 f"Task '{name}' points at {entry.target}, which is not a subclass of kvbench.core.task.Task."
             )
-        tasks[name] = made()
+        if issubclass(made, DatasetTask):
+            tasks[name] = made(load(made.hub, copies.get(name), lock, f"--data {name}=PATH"))
+        elif name in copies:
+            raise KvbenchError(f"Task '{name}' has no data set, so it takes no --data.")
+        else:
+            tasks[name] = made()
     return tasks

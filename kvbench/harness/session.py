@@ -13,6 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 from kvbench.core.cell import MEASUREMENT_VERSION
 from kvbench.core.errors import KvbenchError, canonical
 from kvbench.core.result import SCHEMA_VERSION, Result
+from kvbench.data.lock import Lock
 from kvbench.engine.run import contact
 from kvbench.harness.choices import choose
 from kvbench.harness.execute import Executor, LocalExecutor, Outcome
@@ -56,12 +57,13 @@ class Silent:
 
 @dataclass(frozen=True)
 class Session:
-    """A loaded model with a plan for it; `parameters` is the model's size."""
+    """A loaded model with a plan for it; `lock` holds the data sets' revisions, `parameters` is the model's size."""
 
     checked: Checked
     plan: Plan
     executor: Executor
     settings: Settings
+    lock: Lock
     parameters: int = 0
 
 
@@ -96,7 +98,8 @@ def open_session(checked: Checked, registry: Registry, processes: int = 1) -> Se
     loaded = open_model(checked.model, registry, torch.device(device), _dtype(checked, device))
     with contact(loaded):
         pass  # a model that the engine cannot run is refused now, not once a cell
-    problems = ProblemSource(loaded, load_tasks(checked.tasks, registry))
+    lock = Lock(checked.out)
+    problems = ProblemSource(loaded, load_tasks(checked.tasks, registry, lock, dict(checked.data)))
     plan = make_plan(checked, choose(checked, loaded, registry), loaded, problems)
     settings = Settings(
         model=loaded.name,
@@ -115,7 +118,7 @@ def open_session(checked: Checked, registry: Registry, processes: int = 1) -> Se
         schema=SCHEMA_VERSION,
     )
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
-    return Session(checked, plan, LocalExecutor(loaded, problems, processes), settings, parameters)
+    return Session(checked, plan, LocalExecutor(loaded, problems, processes), settings, lock, parameters)
 
 
 def run_session(session: Session, watcher: Watcher | None = None) -> Finished:
@@ -126,6 +129,7 @@ def run_session(session: Session, watcher: Watcher | None = None) -> Finished:
     """
     watcher = watcher or Silent()
     with Store(session.checked.out, session.settings) as store:
+        session.lock.write()
         todo = [planned for planned in session.plan.mine if not _done(store, planned)]
         watcher.started(len(todo), len(session.plan.mine) - len(todo))
         for planned in todo:

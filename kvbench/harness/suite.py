@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from kvbench.core.errors import KvbenchError, unknown_name
@@ -26,6 +27,7 @@ class Suite:
         reference_length: tokens that the dense cache is taken to hold.
         dense_adapted: also run the dense model on each LM that a policy brings.
         temperature, top_p, top_k: of sampling.
+        data: (task, local copy of its data set); paths as seen from the suite's folder.
     """
 
     description: str = ""
@@ -43,6 +45,7 @@ class Suite:
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    data: tuple[tuple[str, str], ...] = ()
 
 
 _SCALARS: dict[str, tuple[type, ...]] = {
@@ -64,6 +67,7 @@ _LISTS: dict[str, type] = {
     "gen_lens": int,
     "seeds": int,
 }
+_TABLES = ("data",)
 
 
 def load_suite(name: str) -> Suite:
@@ -78,18 +82,31 @@ def load_suite(name: str) -> Suite:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise KvbenchError(f"The suite {path} is not TOML: {error}.") from error
     for key, value in values.items():
-        if key not in _SCALARS and key not in _LISTS:
+        if key not in _SCALARS and key not in _LISTS and key not in _TABLES:
             raise unknown_name(f"key of a suite ({path})", key, (field.name for field in fields(Suite)))
         if not _fits(key, value):
-            wanted = f"a list of {_LISTS[key].__name__}" if key in _LISTS else f"of type {_SCALARS[key][-1].__name__}"
-            raise KvbenchError(f"The suite {path} has {key} = {value!r}; it has to be {wanted}.")
+            raise KvbenchError(f"The suite {path} has {key} = {value!r}; it has to be {_wanted(key)}.")
     if values.get("crs") and values.get("budgets"):
         raise KvbenchError(f"The suite {path} has both crs and budgets; keep one.")
-    arguments: dict[str, Any] = {key: tuple(value) if key in _LISTS else value for key, value in values.items()}
+    arguments: dict[str, Any] = {key: _frozen(key, value, path.parent) for key, value in values.items()}
     return Suite(**arguments)
 
 
+def _frozen(key: str, value: Any, folder: Path) -> Any:
+    if key in _TABLES:
+        return tuple((task, str(folder / where)) for task, where in value.items())
+    return tuple(value) if key in _LISTS else value
+
+
+def _wanted(key: str) -> str:
+    if key in _TABLES:
+        return "a table of texts"
+    return f"a list of {_LISTS[key].__name__}" if key in _LISTS else f"of type {_SCALARS[key][-1].__name__}"
+
+
 def _fits(key: str, value: Any) -> bool:
+    if key in _TABLES:
+        return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
     if key in _LISTS:
         return isinstance(value, list) and all(type(item) is _LISTS[key] for item in value)
     return type(value) in _SCALARS[key]

@@ -31,6 +31,8 @@ CHANGES: dict[str, object] = {
     "rows": 8,
     "attention": "plain",
     "version": 2,
+    "data_revision": "r",
+    "chat_template": "plain",
 }
 OF_THE_POLICY = {"policy", "policy_args", "checkpoint", "adapted_lm", "slots", "reference_length"}
 
@@ -46,7 +48,7 @@ def test_rows_are_paired_across_policies_and_budgets_only(cell: MakeCell, name: 
 
 
 def test_every_field_is_thought_of() -> None:
-    assert {field.name for field in dataclasses.fields(Cell)} == CHANGES.keys() | {"model", "cr"}
+    assert {field.name for field in dataclasses.fields(Cell)} == CHANGES.keys() | {"model", "cr", "problems_requested"}
 
 
 def test_how_a_ratio_is_written_does_not_matter(cell: MakeCell) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from kvbench.core.cell import Cell
 from kvbench.core.result import GradeRecord, Result
+from kvbench.data.lock import Lock
 from kvbench.harness import store
 from kvbench.harness.execute import Outcome
 from kvbench.harness.plan import Plan, Planned
@@ -68,7 +69,7 @@ print("ready", flush=True)
 for _ in sys.stdin:  # imports take longer than runs: each line starts a fresh process of this one
     child = os.fork()
     if child == 0:
-        run_session(Session(SimpleNamespace(out=folder, processes=1), Plan(plan, plan), Slow(), settings))
+        run_session(Session(SimpleNamespace(out=folder, processes=1), Plan(plan, plan), Slow(), settings, Lock(folder)))
         os._exit(0)
     print(child, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

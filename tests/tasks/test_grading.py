@@ -98,6 +98,7 @@ def test_another_problems_solution_is_wrong(task: ReferenceTask) -> None:
     one, other = task.problems(LEVEL, 2, seed=8)
     grade = task.grade(one, task.trace(other).completion)
     assert (grade.exact, grade.finished) == (0.0, True)
+    assert grade.steps_correct is not None
     assert grade.steps_correct < 1
 
 
@@ -146,6 +147,7 @@ def test_hostile_completions_are_wrong_and_nothing_else(
 def test_any_text_has_a_grade(task: ReferenceTask, text: str) -> None:
     grade = task.grade(task.problem(128, 0, seed=0), text)
     assert grade.exact in (0.0, 1.0)
+    assert grade.steps_correct is not None
     assert 0 <= grade.steps_correct <= 1
     assert isinstance(grade.finished, bool)
 
