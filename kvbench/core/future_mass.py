@@ -84,8 +84,5 @@ def group_target(log_mass: Tensor, kv_heads: int, group: str = "max") -> Tensor:
     """
     rows, heads, size = log_mass.shape
     grouped = log_mass.view(rows, kv_heads, heads // kv_heads, size)
-    if group == "mean":
-        over = grouped.logsumexp(2) - math.log(heads // kv_heads)
-    else:
-        over = grouped.amax(2)
+    over = grouped.logsumexp(2) - math.log(heads // kv_heads) if group == "mean" else grouped.amax(2)
     return torch.logaddexp(over, over.new_tensor(_FLOOR).log())

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from kvbench.core.errors import KvbenchError
 from kvbench.core.policy import LearnedPolicy, PointwiseState, Scorer, StateRequest, Tokens
 
-
 T = TypeVar("T", bound=nn.Module)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,23 +12,27 @@ import torch
 
 from kvbench.core.errors import KvbenchError
 from kvbench.core.policy import LearnedPolicy
+from kvbench.data.lock import Lock
 from kvbench.models.checkpoint import Checkpoint, build_policy
 from kvbench.models.source import LoadedModel
 from kvbench.plugins import load_registry
-from kvbench.train.data import training_tasks
+from kvbench.train.attached import SCORER
 from kvbench.train.recipe import Recipe
 from kvbench.train.resume import LOG, STATE
+from kvbench.train.sources import row_source
 from kvbench.train.trainer import Trainer
 
 Make = Callable[[], LoadedModel]
 
 
 def _policy(name: str, recipe: Recipe) -> LearnedPolicy:
-    return build_policy(load_registry().policy(name), recipe.policy)
+    default = build_policy(load_registry().policy(name), {})
+    return dataclasses.replace(default, **recipe.policy)
 
 
 def _trainer(loaded: LoadedModel, recipe: Recipe, out: Path, name: str = "kvpop_mlp", **more: Any) -> Trainer:
-    return Trainer(loaded, _policy(name, recipe), recipe, training_tasks(recipe.tasks), out, **more)
+    rows = row_source(recipe, loaded.tokenizer, Lock(out), more.pop("seed", 0))
+    return Trainer(loaded, _policy(name, recipe), recipe, rows, out, **more)
 
 
 def _log(out: Path) -> list[dict[str, Any]]:
@@ -120,12 +125,15 @@ def test_the_checkpoint_runs_as_it_was_trained(make_tiny: Make, short: Recipe, t
     assert checkpoint.trained_budgets == {"crs": ["0.5", "0.6"], "reference_lengths": {"128": 150}}
     scorers = checkpoint.scorers(loaded.geometry)
     assert scorers is not None
-    assert trainer.scorers is not None
-    for mine, stored in zip(trainer.scorers.parameters(), scorers.parameters(), strict=True):
-        assert torch.equal(mine, stored)
+    student = dict(trainer.student.named_parameters())
+    for name, stored in scorers.named_parameters():
+        layer, _, rest = name.partition(".")
+        assert torch.equal(student.pop(f"model.layers.{layer}.self_attn.{SCORER}.{rest}"), stored)
     with checkpoint.adapted(loaded.model):
-        for mine, used in zip(trainer.student.parameters(), loaded.model.parameters(), strict=True):
-            assert torch.equal(mine.bfloat16(), used.bfloat16())
+        used = dict(loaded.model.named_parameters())
+        assert used.keys() == student.keys()
+        for name, mine in student.items():
+            assert torch.equal(mine.bfloat16(), used[name].bfloat16())
 
 
 def test_a_finished_folder_is_read_not_trained(make_tiny: Make, short: Recipe, tmp_path: Path) -> None:
