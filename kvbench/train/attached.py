@@ -51,7 +51,7 @@ def attention_modules(model: Any, name: str) -> list[nn.Module]:
         KvbenchError: the model changes its logits after its output head, where nobody would see it.
     """
     probe = _Probe()
-    device = output_head(model).weight.device
+    device = next(output_head(model).parameters()).device
     before = model.config._attn_implementation
     model.set_attn_implementation(NAME)
     try:
@@ -101,7 +101,7 @@ def split_apart(weights: Mapping[str, Tensor], prefixes: Sequence[str]) -> tuple
 
 class _Attached(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, output: Tensor, loss: Tensor, factor: Tensor) -> Tensor:
+    def forward(ctx: Any, output: Tensor, _loss: Tensor, factor: Tensor) -> Tensor:
         # Read in the backward pass: until then the step may still decide what the loss counts.
         ctx.factor = factor
         return output.view_as(output)
@@ -131,6 +131,13 @@ def without_dropout(modules: Iterable[nn.Module]) -> None:
     for module in modules:
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+
+
+def compute_twice(model: Any) -> None:
+    """Makes a model's layers be computed again in the backward pass instead of stored."""
+    # The older name stops working in transformers 6, the newer one came after 5.17.
+    newer = getattr(model, "activation_checkpointing_enable", None)
+    (newer or model.gradient_checkpointing_enable)({"use_reentrant": False})
 
 
 def _attention(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,30 +40,23 @@ class Top:
         return place if self.tokens is None else self.tokens.gather(-1, place[..., None])[..., 0]
 
 
+Head = Callable[[Tensor], Tensor]
+"""Hidden states [..., E] -> logits [..., V]."""
+
+
 @contextmanager
-def head_as(model: nn.Module, function: Callable[[nn.Module, Tensor], Any]) -> Iterator[None]:
+def head_as(model: nn.Module, function: Callable[[Head, Tensor], Any]) -> Iterator[None]:
     """Inside the block the output head of a transformers model is `function(head, hidden [R, S, E])`.
 
     Its parameters stay where they are, so that whatever shards the model finds them.
     """
     head = output_head(model)
     plain = type(head).forward
-    head.forward = lambda hidden: function(_Plain(head, plain), hidden)
+    head.forward = lambda hidden: function(partial(plain, head), hidden)
     try:
         yield
     finally:
         del head.forward
-
-
-class _Plain:
-    """A head as it was before another function took its place."""
-
-    def __init__(self, head: nn.Module, forward: Callable[..., Tensor]) -> None:
-        self._head = head
-        self._forward = forward
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        return self._forward(self._head, hidden)
 
 
 def output_head(model: Any) -> nn.Module:
@@ -82,7 +76,7 @@ def teacher_top(model: Any, top: int, **inputs: Any) -> Top:
     """
     found: list[Top] = []
 
-    def keep_top(head: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+    def keep_top(head: Head, hidden: Tensor) -> Tensor:
         logits, tokens = [], []
         for part in _chunks(hidden.flatten(0, 1), _vocabulary(model)):
             whole = head(part)
@@ -113,7 +107,7 @@ def student_loss(model: nn.Module, head_of: Any, wanted: Top, real: Tensor, **in
         inputs: of the model call.
     """
 
-    def compare(head: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+    def compare(head: Head, hidden: Tensor) -> Tensor:
         flat = hidden.flatten(0, 1)
         parts = list(_chunks(flat, _vocabulary(head_of)))
         best = wanted.best().flatten()
@@ -137,7 +131,7 @@ def student_loss(model: nn.Module, head_of: Any, wanted: Top, real: Tensor, **in
 
 
 def _compare(
-    head: Callable[[Tensor], Tensor],
+    head: Head,
     hidden: Tensor,
     wanted: Tensor,
     tokens: Tensor | None,
@@ -166,4 +160,4 @@ def _vocabulary(model: Any) -> int:
 
 def _chunks(flat: Tensor, vocabulary: int) -> tuple[Tensor, ...]:
     """Positions [n, E] in pieces whose logits may exist at once."""
-    return flat.split(max(1, _CHUNK // vocabulary))
+    return torch.split(flat, max(1, _CHUNK // vocabulary))

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
+from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -81,7 +82,7 @@ class Loop(transformers.Trainer):
         if plugin is not None and plugin.fsdp_version != 2:
             raise KvbenchError("FSDP 1 mixes the parameters of LM and scorers; set fsdp_version to 2.")
         if training.recipe.checkpointing:
-            training.student.gradient_checkpointing_enable({"use_reentrant": False})
+            attached.compute_twice(training.student)
 
     # What a step is.
 
@@ -170,7 +171,7 @@ class Loop(transformers.Trainer):
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LambdaLR:
         """The recipe's schedules, from the first step that is not done."""
         training, recipe = self._training, self._training.recipe
-        factors = [] if recipe.freeze_lm else [recipe.lm_factor]
+        factors: list[Callable[[int], float]] = [] if recipe.freeze_lm else [recipe.lm_factor]
         factors += [recipe.lr_factor] if training.has_scorers else []
         rates = [] if recipe.freeze_lm else [recipe.lm_lr]
         rates += [recipe.scorer_lr] if training.has_scorers else []
@@ -186,7 +187,7 @@ class Loop(transformers.Trainer):
         recipe = self._training.recipe
         names = ([] if recipe.freeze_lm else ["lm_norm"]) + (["scorer_norm"] if self._training.has_scorers else [])
         norms = []
-        for name, group in zip(names, self.optimizer.param_groups, strict=True):
+        for name, group in zip(names, self._optimizer().param_groups, strict=True):
             norm = nn.utils.clip_grad_norm_(group["params"], recipe.clip)
             norms.append(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
             # Every process has the same norm; sums are over processes.
@@ -205,7 +206,7 @@ class Loop(transformers.Trainer):
         return start
 
     def _prepare_for_training(self, *arguments: Any, **more: Any) -> tuple[nn.Module, Any]:
-        model, portions = super()._prepare_for_training(*arguments, **more)
+        model, portions = super()._prepare_for_training(*arguments, **more)  # type: ignore[no-untyped-call]  # theirs
         self._training.wrapped = model
         if self._first:
             self._training.load(self._optimizer())
@@ -217,8 +218,9 @@ class Loop(transformers.Trainer):
 
     def _optimizer(self) -> torch.optim.Optimizer:
         """The optimizer inside accelerate's."""
-        inner: torch.optim.Optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
-        return inner
+        outer = self.optimizer
+        assert outer is not None
+        return outer.optimizer if isinstance(outer, AcceleratedOptimizer) else outer
 
     # What it tells.
 

@@ -66,8 +66,8 @@ class Processes:
         except (TypeError, ValueError) as error:
             raise KvbenchError(f"The recipe setting 'trainer' does not fit transformers: {error}") from error
         self.device = self._device(device)
-        self.rank = self.arguments.process_index
-        self.count = self.arguments.world_size
+        self.rank: int = self.arguments.process_index
+        self.count: int = self.arguments.world_size
 
     def _device(self, loaded: torch.device) -> torch.device:
         found: torch.device = self.arguments.device

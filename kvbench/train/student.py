@@ -35,7 +35,7 @@ class Objective:
         margin, balance: see `boundary_loss`.
     """
 
-    target: TargetKind = TargetKind()
+    target: TargetKind = field(default_factory=TargetKind)
     margin: float = 0.5
     balance: bool = False
 
@@ -62,7 +62,7 @@ class Step:
     split: Split
     lengths: Tensor
     sample: Sample
-    objective: Objective = Objective()
+    objective: Objective = field(default_factory=Objective)
     documents: Documents | None = None
     gate: relaxed.GateStep | None = None
     factor: Tensor = field(default_factory=lambda: torch.ones(()))

@@ -16,20 +16,13 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
 
 from kvbench.core.budget import Budget
 from kvbench.core.errors import KvbenchError
 from kvbench.core.policy import GatedPolicy, LearnedPolicy, kept_share
 from kvbench.models.checkpoint import ADAPTED_LM, MANIFEST, SCORER, Checkpoint, make_scorers
 from kvbench.models.source import LoadedModel, sliding_windows
-from kvbench.train import attached, relaxed
+from kvbench.train import attached, relaxed, whole
 from kvbench.train.data import RowSource
 from kvbench.train.distill import student_loss
 from kvbench.train.portion import Draw, Portion, Steps, number
@@ -258,18 +251,12 @@ class Trainer:
             self.report.evaluation({"step": step, **record})
 
     def weights(self) -> dict[str, Tensor]:
-        """All parameters by name, whole and on the CPU in the first process; to be called in all of them."""
-        options = StateDictOptions(full_state_dict=True, cpu_offload=self.processes.count > 1)
-        found = get_model_state_dict(self.wrapped, options=options)
-        return {name: found[name] for name in found if name in self._names}
+        """All parameters by name, whole in the first process; to be called in all of them."""
+        return whole.weights(self.wrapped, self._names, self.processes.count)
 
     def save(self, step: int, optimizer: torch.optim.Optimizer) -> None:
         """Writes everything that step `step` needs, from the first process; to be called in all of them."""
-        options = StateDictOptions(full_state_dict=True, cpu_offload=self.processes.count > 1)
-        states = get_optimizer_state_dict(self.wrapped, optimizer, options=options)["state"]
-        tensors = {f"weights.{name}": value for name, value in self.weights().items()}
-        for name, state in states.items():
-            tensors |= {f"optimizer.{key}.{name}": value for key, value in state.items()}
+        tensors = whole.state(self.wrapped, self._names, optimizer, self.processes.count)
         if self.processes.is_first:
             write_state(self.out, step, tensors)
         self.processes.wait()
@@ -281,17 +268,8 @@ class Trainer:
             KvbenchError: the file is damaged, or of another model.
         """
         tensors = read_state(self.out)
-        options = StateDictOptions(full_state_dict=True)
         with damaged(self.out):
-            weights = {name: tensors.pop(f"weights.{name}") for name in sorted(self._names)}
-            state: dict[str, Any] = {}
-            for full_name, value in tensors.items():
-                _, key, name = full_name.split(".", 2)
-                state.setdefault(name, {})[key] = value
-            partial = StateDictOptions(full_state_dict=True, strict=False)
-            set_model_state_dict(self.wrapped, weights, options=partial)
-            groups = get_optimizer_state_dict(self.wrapped, optimizer, options=options)["param_groups"]
-            set_optimizer_state_dict(self.wrapped, optimizer, {"state": state, "param_groups": groups}, options=options)
+            whole.restore(self.wrapped, self._names, optimizer, tensors)
 
     def _cells(self) -> list[tuple[int, Fraction]]:
         return [(level, cr) for level in sorted(self.recipe.levels) for cr in sorted(set(self.rows.crs))]

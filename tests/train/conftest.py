@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,12 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from kvbench.models.source import LoadedModel, geometry_of
 from kvbench.train.recipe import Recipe
 from kvbench_tasks.vocabulary import VOCABULARY, build_tokenizer
+
+
+@pytest.fixture(scope="session", autouse=True)
+def imported() -> None:
+    """transformers collects garbage at every start of a training: what is imported need not be looked at again."""
+    gc.freeze()
 
 
 @pytest.fixture

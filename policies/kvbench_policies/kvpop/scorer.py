@@ -94,7 +94,7 @@ class KvpopScorer(Scorer):
     def writing(self) -> tuple[Tensor, Tensor]:
         """Weight [H, 2D, O] and bias [H, 1, O] of what the written token gives: z, -z, values, 1, both gates."""
         heads, size, _ = self.key.shape
-        value = self.value
+        value: Tensor | None = self.value
         if value is None:
             value = torch.eye(size, device=self.key.device)[:, size // 2 :].expand(heads, -1, -1)
         # A column of zeros with bias 1 gives the values their final 1; both signs of z make phi a single softmax.
