@@ -130,8 +130,8 @@ class Trainer:
             scorers = make_scorers(policy, loaded.geometry)
         self._prefixes = attached.attach(loaded, self.student, None if scorers is None else scorers.to(loaded.device))
         self.student.set_attn_implementation(attached.NAME)
-        # Tied ones once, and before anything wraps them.
-        self._names = frozenset(name for name, _ in self.student.named_parameters())
+        # Tied ones once, before anything wraps them, and in an order that all processes share.
+        self._names = tuple(name for name, _ in self.student.named_parameters())
         self.wrapped: nn.Module = self.student
         """The student as the loop has wrapped it for several processes; itself in a single one."""
         self._objective = Objective(

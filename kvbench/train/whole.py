@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,27 +14,31 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.fsdp import FSDPModule
 
 
-def weights(model: nn.Module, names: Collection[str], processes: int) -> dict[str, Tensor]:
+def weights(model: nn.Module, names: Sequence[str], processes: int) -> dict[str, Tensor]:
     """These parameters, whole; of several processes, on the CPU of the first one. To be called in all of them."""
+    _reshard(model)
     found: dict[str, Any] = get_model_state_dict(model, options=_options(processes))
-    return {name: value for name, value in found.items() if name in names}
+    return {name: found[name] for name in names if name in found}
 
 
 def state(
-    model: nn.Module, names: Collection[str], optimizer: torch.optim.Optimizer, processes: int
+    model: nn.Module, names: Sequence[str], optimizer: torch.optim.Optimizer, processes: int
 ) -> dict[str, Tensor]:
     """Weights and optimizer state; otherwise like `weights`."""
-    found: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=_options(processes)).get("state", {})  # type: ignore[assignment]  # torch types any nesting
+    _reshard(model)
+    whole: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=_options(processes))
     tensors = {f"weights.{name}": value for name, value in weights(model, names, processes).items()}
-    for name, values in found.items():
+    # Empty in all processes but the first.
+    for name, values in whole.get("state", {}).items():
         tensors |= {f"optimizer.{key}.{name}": value for key, value in values.items()}
     return tensors
 
 
 def restore(
-    model: nn.Module, names: Collection[str], optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
+    model: nn.Module, names: Sequence[str], optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
 ) -> None:
     """Puts back what `state` gave. To be called in all processes, each with the whole tensors.
 
@@ -53,6 +57,13 @@ def restore(
     options = StateDictOptions(full_state_dict=True)
     groups = get_optimizer_state_dict(model, optimizer, options=options)["param_groups"]
     set_optimizer_state_dict(model, optimizer, {"state": state, "param_groups": groups}, options=options)
+
+
+def _reshard(model: nn.Module) -> None:
+    """A forward pass without a backward pass leaves some of a sharded model's parameters whole; the optimizer's are not."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def _options(processes: int) -> StateDictOptions:

@@ -88,6 +88,7 @@ def test_chunks_are_the_whole_with_gradients_and_never_a_matrix_of_logits(
 def test_the_head_is_itself_again(tiny: LoadedModel) -> None:
     ids = torch.randint(4, 40, (1, 9))
     before = tiny.model(input_ids=ids).logits
+
     def broken(_: Head, hidden: Tensor) -> Tensor:
         raise RuntimeError("planted")
 
