@@ -18,6 +18,7 @@ import kvbench
 from kvbench.cli.describe import describe
 from kvbench.cli.doctor import doctor
 from kvbench.cli.list import list_entries
+from kvbench.cli.plot_training import plot_training
 from kvbench.cli.run import run
 from kvbench.cli.table import table
 from kvbench.cli.train import train
@@ -27,6 +28,7 @@ COMMANDS: tuple[tuple[str, Callable[..., None]], ...] = (
     ("run", run),
     ("table", table),
     ("train", train),
+    ("plot-training", plot_training),
     ("list", list_entries),
     ("describe", describe),
     ("doctor", doctor),

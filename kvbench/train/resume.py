@@ -24,6 +24,8 @@ STATE = "resume.safetensors"
 CONFIGURATION = "train.json"
 LOG = "log.jsonl"
 
+_UNFINISHED = f".{STATE}.tmp"
+
 
 def open_folder(out: Path, configuration: Mapping[str, Any], *, resume: bool, leftovers: tuple[str, ...] = ()) -> None:
     """Makes `out` the folder of one configuration.
@@ -41,6 +43,8 @@ def open_folder(out: Path, configuration: Mapping[str, Any], *, resume: bool, le
     path = out / CONFIGURATION
     try:
         out.mkdir(parents=True, exist_ok=True)
+        # Left by a kill in the middle of a write.
+        (out / _UNFINISHED).unlink(missing_ok=True)
         if not resume:
             for name in (STATE, CONFIGURATION, LOG, *leftovers):
                 (out / name).unlink(missing_ok=True)
@@ -108,7 +112,7 @@ def write_state(
     """Writes tensors by name as the state before step `step`; whatever happens, the file is the old one or the new one."""
     metadata = {"step": str(step), "counters": json.dumps(dict(counters or {}))}
     stored = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    temporary = out / f".{STATE}.tmp"
+    temporary = out / _UNFINISHED
     save_file(stored, temporary, metadata)
     with temporary.open("rb") as stream:
         os.fsync(stream.fileno())

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from kvbench.core.budget import Budget
 from kvbench.core.errors import KvbenchError
 from kvbench.core.policy import GatedPolicy, LearnedPolicy, kept_share
+from kvbench.data.lock import LOCK
 from kvbench.models.checkpoint import ADAPTED_LM, MANIFEST, SCORER, Checkpoint, make_scorers
 from kvbench.models.source import LoadedModel, sliding_windows
 from kvbench.train import attached, relaxed, whole
@@ -111,7 +112,7 @@ class Trainer:
         self.processes = Processes(device or loaded.device, recipe, out, self.seed)
         self.device = self.processes.device
         with self.processes.first_alone():
-            open_folder(out, self._configuration(), resume=resume, leftovers=(MANIFEST, SCORER, ADAPTED_LM))
+            open_folder(out, self._configuration(), resume=resume, leftovers=(MANIFEST, SCORER, ADAPTED_LM, LOCK))
 
         self.draw = Draw(policy, loaded.geometry, recipe.boundary_queries, recipe.boundary_future)
         self.autocast = recipe.precision == "bf16" or (recipe.precision == "auto" and self.device.type == "cuda")
@@ -340,6 +341,16 @@ class Trainer:
                         f"Rows of level {level} are too short to train ratio {text}: they leave {slots} "
                         f"slots, but policy '{self.policy.name}' needs at least {smallest}."
                     )
+        future = self.recipe.boundary_future
+        longest = max(map(self.rows.reference_length, self.recipe.levels))
+        for cr, text in zip(self.rows.crs, self.recipe.crs, strict=True):
+            first = Budget.from_cr(cr, longest).slots
+            if first + future > longest and self.policy.scorer(geometry) is not None:
+                raise KvbenchError(
+                    f"Rows of at most {longest} tokens are too short to train ratio {text}: nothing is evicted before "
+                    f"token {first}, and a score is only taught where {future} tokens follow; use longer rows, a higher "
+                    "ratio or a smaller boundary_future."
+                )
 
     def _configuration(self) -> Record:
         return {
