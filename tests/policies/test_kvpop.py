@@ -378,7 +378,7 @@ def test_an_option_changes_what_it_says(options: dict[str, object], difference: 
     if difference in (0, 1, -64 * 32):
         two.load_state_dict(shared, strict=False)
     scores = [scorer.priority(scorer(given.keys, given.values), given.positions)[..., :20] for scorer in (one, two)]
-    assert not torch.allclose(*scores)
+    assert not torch.allclose(scores[0], scores[1])
 
 
 def test_extreme_gates_without_a_cap_stay_finite() -> None:

@@ -79,7 +79,7 @@ def shard_on_cpus() -> None:
             state.fsdp_plugin = FullyShardedDataParallelPlugin(**self.args.fsdp_plugin_args)
             self.is_fsdp_enabled = True
 
-    Loop.create_accelerator_and_postprocess = patched  # type: ignore[method-assign]  # in these processes only
+    setattr(Loop, "create_accelerator_and_postprocess", patched)  # noqa: B010 - in these processes only
 
 
 def run(model: str, folder: Path) -> None:

@@ -38,9 +38,9 @@ class DmsState(PointwiseState):
 class Dms(GatedPolicy):
     """Dynamic Memory Sparsification: a gate per KV head decides for every token whether it is dropped after the window.
 
-    Lancucki et al. 2025, arXiv:2506.05345; docs/kvpop.md 9. The gates drop a share of the tokens, so the cache of a head grows with the sequence: the budget holds on average over
-    heads at the reference length, after calibration, and not at every step. README.md beside this file says what differs
-    from the paper.
+    Lancucki et al. 2025, arXiv:2506.05345; docs/kvpop.md 9. The gates drop a share of the tokens, so the cache of a head
+    grows with the sequence: the budget holds on average over heads at the reference length, after calibration, and not at
+    every step. README.md beside this file says what differs from the paper.
 
     Attributes:
         sinks: first tokens, never dropped (s).
