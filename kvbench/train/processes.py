@@ -75,7 +75,7 @@ class Processes:
             # Left alone, transformers takes the first of all GPUs and copies the model to the others.
             self.arguments.__dict__["_setup_devices"] = loaded
             self.arguments._n_gpu = min(1, self.arguments._n_gpu)
-            if loaded.type == "cuda":
+            if loaded.index is not None:
                 torch.cuda.set_device(loaded)
             return loaded
         return found

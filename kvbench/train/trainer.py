@@ -223,6 +223,7 @@ class Trainer:
             objective=self._objective,
             documents=None if portion.documents is None else portion.documents.to(self.device),
             gate=gate,
+            factor=torch.zeros((), device=self.device),
             measure=measure,
         )
 
