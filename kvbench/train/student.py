@@ -212,10 +212,11 @@ def attention_over(query: Tensor, key: Tensor, value: Tensor, kept: Kept, scale:
 
 def biased_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float) -> Tensor:
     """Attention [R, Hq, S, D] with a bias [R, H, S, S] of the logits, which gets a gradient."""
-    return _attention(query, key, value, bias.to(query.dtype), scale)
+    # The fused kernel gives a bias its gradient where it can; the plain one always does.
+    return _attention(query, key, value, bias.to(query.dtype), scale, SDPBackend.MATH)
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, *otherwise: SDPBackend) -> Tensor:
     """Attention under a mask or bias [R, H, S, S] that the query heads of a group share."""
     rows, heads, size, dim = query.shape
     kv_heads = key.shape[1]
@@ -224,7 +225,8 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: f
     flat = (rows * kv_heads, group, size, dim)
     single = (rows * kv_heads, 1, size, dim)
     # On a GPU this is the only fused kernel that takes such a mask.
-    fused = sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION) if query.is_cuda else nullcontext()
+    kernels = [SDPBackend.EFFICIENT_ATTENTION, *otherwise]
+    fused = sdpa_kernel(kernels) if query.is_cuda else nullcontext()
     with fused:
         out = functional.scaled_dot_product_attention(
             query.reshape(flat),
