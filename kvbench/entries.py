@@ -59,6 +59,7 @@ class PolicyEntry(Entry):
         needs: signals that the policy asks of the engine.
         learned: it has a scorer or an adapted LM and therefore needs a checkpoint for the model.
         trainable: `kvbench train --policy NAME` knows it.
+        runs_on: the policy whose checkpoints it runs on; empty for its own.
         prefill: `exact`: a prompt longer than the budget ends with exactly the slots that token-by-token feeding keeps.
             `chunked`: it is fed in chunks and rows say so.
         hard_budget: no step ever holds more slots than the budget. Policies without are never ranked as if bounded.
@@ -71,6 +72,7 @@ class PolicyEntry(Entry):
     needs: tuple[Need, ...] = ()
     learned: bool = False
     trainable: bool = False
+    runs_on: str = ""
     prefill: Literal["exact", "chunked"] = "exact"
     hard_budget: bool = True
     positions: Literal["original", "cache"] = "original"

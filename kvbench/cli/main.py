@@ -19,6 +19,7 @@ from kvbench.cli.describe import describe
 from kvbench.cli.doctor import doctor
 from kvbench.cli.list import list_entries
 from kvbench.cli.lm_eval import lm_eval
+from kvbench.cli.plot_training import plot_training
 from kvbench.cli.run import run
 from kvbench.cli.table import table
 from kvbench.cli.train import train
@@ -29,6 +30,7 @@ COMMANDS: tuple[tuple[str, Callable[..., None]], ...] = (
     ("table", table),
     ("train", train),
     ("lm-eval", lm_eval),
+    ("plot-training", plot_training),
     ("list", list_entries),
     ("describe", describe),
     ("doctor", doctor),

@@ -27,6 +27,9 @@ _LINE_EVERY = 50
 
 _MOST_WORKERS = 12
 
+_SHOWN = (("kl", 5), ("boundary", 4), ("closed", 4))
+"""What a line about a step tells, and with how many digits."""
+
 
 def train(
     policy: Annotated[str, typer.Option("--policy", help="What to train: see 'kvbench list policies'.")],
@@ -39,6 +42,16 @@ def train(
     policy_arg: Annotated[
         list[str] | None, typer.Option("--policy-arg", metavar="KEY=VALUE", help="Hyper-parameter.")
     ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Recipe setting, such as normaliser=sparse."),
+    ] = None,
+    teacher_cache: Annotated[
+        Path | None, typer.Option("--teacher-cache", help="Folder that keeps the teacher's top logits of each row.")
+    ] = None,
+    precompute: Annotated[
+        bool, typer.Option("--precompute", help="Only fill the teacher's cache; train afterwards.")
+    ] = False,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "auto",
     workers: Annotated[
         int | None,
@@ -51,46 +64,64 @@ def train(
     """Train a learned policy: the LM under the policy's own mask, and its scorer.
 
     Example: kvbench train --policy kvpop --model ref --out runs/kvpop
+
+    Several GPUs: torchrun --nproc-per-node 8 -m kvbench train ...
     """
     entry = load_registry().policy(policy)
+    if entry.runs_on:
+        raise KvbenchError(f"Policy '{entry.name}' runs on a checkpoint of '{entry.runs_on}'; train that.")
+    if precompute and teacher_cache is None:
+        raise KvbenchError("--precompute fills the folder of --teacher-cache; give one.")
     if not entry.trainable:
         trainable = [name for name, known in load_registry().policies.items() if known.trainable]
         raise KvbenchError(f"Policy '{entry.name}' has nothing to train; trainable: {', '.join(trainable) or 'none'}.")
 
     import torch
 
+    from kvbench.data.lock import Lock
     from kvbench.models.open import open_model
-    from kvbench.train.data import training_tasks
     from kvbench.train.recipe import Recipe
-    from kvbench.train.trainer import Trainer
+    from kvbench.train.sources import row_source
+    from kvbench.train.trainer import Silent, Trainer
 
     changes: dict[str, Any] = {}
     if steps is not None:
         changes["steps"] = steps
     if cr:
         changes["crs"] = cr
-    settings = Recipe.load(recipe).replace(changes)
+    settings = Recipe.load(recipe).assigned(setting or []).replace(changes)
     made = _make_policy(entry, settings, policy_arg or [])
     where = _device(device)
-    loaded = open_model(model, load_registry(), where, torch.float32)
-    report = Screen(settings, Console())
+    # What will be sharded fits no single GPU: each process takes its part from main memory.
+    sharded = bool(settings.trainer.get("fsdp")) or os.environ.get("ACCELERATE_USE_FSDP") == "true"
+    loaded = open_model(model, load_registry(), torch.device("cpu") if sharded else where, torch.float32)
+    lock = Lock(out)
+    rows = row_source(settings, loaded.tokenizer, lock, seed)
+    first = int(os.environ.get("RANK", "0")) == 0
+    screen = Screen(settings, Console(quiet=not first))
     trainer = Trainer(
         loaded,
         made,
         settings,
-        training_tasks(settings.tasks),
+        rows,
         out,
-        seed=seed,
+        device=where,
         workers=_workers(where) if workers is None else workers,
         resume=resume,
-        report=report,
+        report=screen if first else Silent(),
+        teacher_cache=teacher_cache,
     )
-    with report.bar:
+    if first:
+        lock.write()
+    if precompute:
+        screen.say(f"The teacher's logits for {trainer.precompute()} steps lie in {teacher_cache}.")
+        return
+    with screen.bar:
         checkpoint = trainer.train()
     assert checkpoint is not None
     ratio = settings.crs[-1]
-    report.say(f"Checkpoint {checkpoint.hash[:12]} lies in {out}. To run it:")
-    report.say(f"  kvbench run --policy {entry.name} --model {model} --cr {ratio} --checkpoint {out}")
+    screen.say(f"Checkpoint {checkpoint.hash[:12]} lies in {out}. To run it:")
+    screen.say(f"  kvbench run --policy {entry.name} --model {model} --cr {ratio} --checkpoint {out}")
 
 
 class Screen:
@@ -113,7 +144,8 @@ class Screen:
     def step(self, record: Record) -> None:
         """Shows a step."""
         speed = f"{record['tokens_per_s'] / 1000:.1f}k tokens/s"
-        losses = f"kl {record['kl']:.5f} boundary {record['boundary']:.4f} {speed}"
+        parts = [f"{name} {record[name]:.{digits}f}" for name, digits in _SHOWN if name in record]
+        losses = " ".join([*parts, speed])
         done = record["step"] + 1
         self.bar.update(self._task, completed=done, losses=losses)
         if self.bar.disable and (done % _LINE_EVERY == 0 or done in (1, self._steps)):
@@ -121,9 +153,15 @@ class Screen:
 
     def evaluation(self, record: Record) -> None:
         """Shows an evaluation on held-back problems."""
-        names = (("kl", "kl"), ("top1", "same token"), ("recall", "recall"), ("mass", "mass kept"))
+        names = (
+            ("kl", "kl"),
+            ("top1", "same token"),
+            ("recall", "recall"),
+            ("mass", "mass kept"),
+            ("closed", "dropped"),
+        )
         for cr, values in record["by_cr"].items():
-            shown = [f"{label} {values[name]:.4f}" for name, label in names if values[name] is not None]
+            shown = [f"{label} {values[name]:.4f}" for name, label in names if values.get(name) is not None]
             self.say(f"step {record['step'] + 1} held back, cr {cr}: {', '.join(shown)}")
 
     def say(self, text: str) -> None:
@@ -165,6 +203,8 @@ def _device(name: str) -> torch.device:
 
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and "LOCAL_RANK" in os.environ:
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         device = torch.device(name)
     except RuntimeError as error:

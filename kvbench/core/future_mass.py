@@ -7,6 +7,8 @@ held at once. The power mean `(mean of p^a)^(1/a)` is ours: a = 1 is the paper's
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,17 @@ _FLOOR = 1e-9
 
 
 def future_mass(
-    queries: Tensor, keys: Tensor, normaliser: Tensor, scale: float, window: int, block: int = 1024, power: float = 1.0
+    queries: Tensor,
+    keys: Tensor,
+    normaliser: Tensor,
+    scale: float,
+    window: int,
+    block: int = 1024,
+    *,
+    lengths: Tensor | None = None,
+    lookahead: int = 0,
+    count: bool = True,
+    power: float = 1.0,
 ) -> Tensor:
     """Log power mean of the future attention per query head.
 
@@ -25,33 +37,54 @@ def future_mass(
         scale: factor of the dot product.
         window: protected tokens w; the first query that can miss token t is t + w.
         block: keys handled at once.
+        lengths: true length of each row [R]; later queries are padding and count for nothing. None: all are real.
+        lookahead: the last query that counts for token t is t + w + lookahead; 0 for no such limit.
+        count: the mean over the queries that count; otherwise their sum (the ablation: it favours early tokens).
         power: exponent a > 0 of the mean.
 
     Returns:
-        [R, Hq, S] fp32; -inf for the last `window` tokens, which have no future outside the window.
+        [R, Hq, S] fp32; -inf for tokens without a real query after their window.
     """
     rows, heads, size, _ = queries.shape
     kv_heads = keys.shape[1]
     grouped = queries.reshape(rows, kv_heads, heads // kv_heads, size, -1)
-    shift = normaliser.reshape(rows, kv_heads, heads // kv_heads, 1, size)
     query = torch.arange(size, device=queries.device)
+    if lengths is not None:
+        # A padded query with an infinite normaliser gives every token the mass zero.
+        normaliser = normaliser.masked_fill((query >= lengths[:, None])[:, None], torch.inf)
+    shift = normaliser.reshape(rows, kv_heads, heads // kv_heads, 1, size)
     out = queries.new_full((rows, kv_heads, heads // kv_heads, size), -torch.inf, dtype=torch.float32)
     for start in range(0, size - window, block):
         stop = min(start + block, size - window)
         # Queries before start + window see none of this block's keys after their window.
-        first = start + window
+        first, last = start + window, min(size, stop + window + lookahead) if lookahead else size
         logits = (
-            torch.einsum("rhtd,rhgsd->rhgts", keys[:, :, start:stop].float(), grouped[..., first:, :].float()) * scale
+            torch.einsum("rhtd,rhgsd->rhgts", keys[:, :, start:stop].float(), grouped[..., first:last, :].float())
+            * scale
         )
-        logits -= shift[..., first:]
-        logits.masked_fill_(query[first:] < query[start:stop, None] + window, -torch.inf)
+        logits -= shift[..., first:last]
+        age = query[first:last] - query[start:stop, None] - window
+        logits.masked_fill_((age < 0) | (age > lookahead) if lookahead else age < 0, -torch.inf)
         out[..., start:stop] = logits.mul_(power).logsumexp(-1)
-    count = (size - window - query).clamp(min=1)
-    return ((out - count.float().log()) / power).reshape(rows, heads, size)
+    out = out.reshape(rows, heads, size)
+    if not count:
+        return out / power
+    end = torch.full((1,), size, device=query.device) if lengths is None else lengths
+    counted = (end[:, None] - window - query).clamp(min=1)
+    if lookahead:
+        counted = counted.clamp(max=lookahead + 1)
+    return (out - counted.float().log()[:, None]) / power
 
 
-def group_target(log_mass: Tensor, kv_heads: int) -> Tensor:
-    """Target score [R, H, S] from the log mass of query heads [R, Hq, S]: the maximum over the group, floored at 1e-9."""
+def group_target(log_mass: Tensor, kv_heads: int, group: str = "max") -> Tensor:
+    """Target score [R, H, S] from the log mass of query heads [R, Hq, S], floored at 1e-9.
+
+    Args:
+        log_mass: of each query head.
+        kv_heads: H.
+        group: `max` over the query heads that share a KV head, or the log of their `mean` mass.
+    """
     rows, heads, size = log_mass.shape
-    floor = torch.tensor(_FLOOR, device=log_mass.device).log()
-    return torch.logaddexp(log_mass, floor).view(rows, kv_heads, heads // kv_heads, size).amax(2)
+    grouped = log_mass.view(rows, kv_heads, heads // kv_heads, size)
+    over = grouped.logsumexp(2) - math.log(heads // kv_heads) if group == "mean" else grouped.amax(2)
+    return torch.logaddexp(over, over.new_tensor(_FLOOR).log())

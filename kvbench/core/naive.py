@@ -47,7 +47,15 @@ def streamed_sets(priority: list[float], sinks: int, window: int, k: int) -> lis
     return kept
 
 
-def future_mass(queries: Tensor, keys: Tensor, scale: float, window: int, power: float = 1.0) -> Tensor:
+def future_mass(
+    queries: Tensor,
+    keys: Tensor,
+    scale: float,
+    window: int,
+    lookahead: int = 0,
+    count: bool = True,
+    power: float = 1.0,
+) -> Tensor:
     """`future_mass.future_mass` by an explicit softmax: queries [Hq, S, D], keys [H, S, D] -> log mean mass [Hq, S]."""
     size = queries.shape[1]
     group = queries.shape[0] // keys.shape[0]
@@ -56,5 +64,7 @@ def future_mass(queries: Tensor, keys: Tensor, scale: float, window: int, power:
     weights = logits.softmax(-1)
     out = torch.full((queries.shape[0], size), -torch.inf, dtype=torch.float64)
     for token in range(size - window):
-        out[:, token] = weights[:, token + window :, token].pow(power).mean(-1).log() / power
+        last = min(size - 1, token + window + lookahead) if lookahead else size - 1
+        received = weights[:, token + window : last + 1, token].pow(power)
+        out[:, token] = (received.mean(-1) if count else received.sum(-1)).log() / power
     return out

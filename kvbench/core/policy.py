@@ -16,8 +16,9 @@ Shapes: R rows, H KV heads, Hq query heads, T new tokens, B slots, D head dimens
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -87,6 +88,7 @@ class StateRequest:
         device: where the state's tensors live.
         scorer: this layer's trained module, None for policies that are not learned.
         dtype: of keys and values, and so of state that is charged in their slots.
+        reference_length: tokens that the dense cache is taken to hold.
     """
 
     layer: int
@@ -97,6 +99,17 @@ class StateRequest:
     device: torch.device
     scorer: nn.Module | None = None
     dtype: torch.dtype = torch.float32
+    reference_length: int = 0
+
+    @property
+    def kept_share(self) -> float:
+        """Share of the tokens outside sinks and window that fits the budget once the dense cache is full."""
+        return kept_share(self.split, self.reference_length)
+
+
+def kept_share(split: Split, reference_length: int) -> float:
+    """Share of the tokens outside sinks and window that `split` has room for in a sequence of the reference length."""
+    return split.long / max(split.long, reference_length - split.sinks - split.window)
 
 
 class State:
@@ -116,7 +129,10 @@ class State:
 
 
 class StaticState(State, ABC):
-    """Priorities that are final when a token leaves the window."""
+    """Priorities that are final when a token leaves the window.
+
+    Of a policy without a hard budget, -inf means: evicted at once, whatever room there is.
+    """
 
     @abstractmethod
     def step(self, new: Tokens, leaving: Tokens) -> Tensor:
@@ -168,7 +184,8 @@ class Policy(ABC):
 
     Class attributes that a policy may override:
         name: as registered.
-        hard_budget: the number of stored entries never exceeds the budget.
+        hard_budget: the number of stored entries never exceeds the budget. A policy without gets as many slots as
+            tokens, and evicts what it gives the priority -inf.
         learned: needs a checkpoint (a scorer, an adapted LM, or both).
         static: `state` returns a StaticState; prefill is then exact, otherwise chunked for prompts over budget.
     """
@@ -235,6 +252,22 @@ class Scorer(nn.Module, ABC):
         return scores.float() - positions[:, None].float() * self.log_decay()[None, :, None]
 
 
+class Gate(Scorer, ABC):
+    """A scorer whose score is the log-odds of keeping the token, trained by relaxed decisions (docs/kvpop.md 9).
+
+    Attributes:
+        temperature: of the relaxation.
+        detached: the gate reads keys and values without handing a gradient back to the LM.
+    """
+
+    temperature: float
+    detached: bool
+
+    def log_decay(self) -> Tensor:
+        """A decision does not age: zeros [H]."""
+        return next(self.parameters()).new_zeros(next(self.parameters()).shape[0])
+
+
 @dataclass(frozen=True)
 class LearnedPolicy(Policy, ABC):
     """A policy with trained weights: a scorer per layer and, usually, an adapted LM.
@@ -247,3 +280,15 @@ class LearnedPolicy(Policy, ABC):
     def scorer(self, geometry: Geometry) -> Scorer | None:
         """A fresh, untrained scorer for one layer; None when only the LM is trained."""
         return None
+
+
+class GatedPolicy(LearnedPolicy, ABC):
+    """A learned policy whose scorers are gates, matched to a budget by one offset for all of them."""
+
+    @abstractmethod
+    def offset(self, share: float) -> float:
+        """What a gate's score has to exceed for the token to stay, if the share `share` of all tokens is to be kept."""
+
+    @abstractmethod
+    def calibrated(self, shifts: Sequence[tuple[float, float]]) -> Self:
+        """The policy with (share, shift) pairs: by how much `offset` is wrong for these gates at these shares."""

@@ -7,6 +7,9 @@ retains. The slow truth is in `naive.py` beside this file.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Self
+
 import torch
 from torch import Tensor
 
@@ -61,3 +64,40 @@ def keep_mask(rank: Tensor, cutoff: Tensor, sinks: int, window: int, queries: sl
     query = key[queries, None]
     chosen = rank[..., None, :] <= cutoff[..., queries, None]
     return (key <= query) & ((key < sinks) | (key > query - window) | chosen)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a whole sequence keeps at every query, in O(S) memory a head.
+
+    Attributes:
+        rank: of each token [..., S], see `ranks`.
+        cutoff: at each query [..., S], see `running_cutoff`.
+        sinks, window: protected tokens.
+    """
+
+    rank: Tensor
+    cutoff: Tensor
+    sinks: int
+    window: int
+
+    @classmethod
+    def of(cls, priority: Tensor, sinks: int, window: int, k: int) -> Self:
+        """What a static priority [..., S] keeps: the running top-k."""
+        rank = ranks(priority)
+        return cls(rank, running_cutoff(rank, sinks, window, k), sinks, window)
+
+    @classmethod
+    def all_but(cls, evicted: Tensor, sinks: int, window: int) -> Self:
+        """What is left if each token [..., S] (bool: evicted) goes when it leaves the window, however many that are."""
+        return cls(evicted.long(), torch.zeros_like(evicted, dtype=torch.int64), sinks, window)
+
+    def mask(self, queries: slice = slice(None)) -> Tensor:
+        """Which keys each query sees [..., Q, S], bool."""
+        return keep_mask(self.rank, self.cutoff, self.sinks, self.window, queries)
+
+    def long(self, queries: Tensor) -> Tensor:
+        """Which tokens outside sinks and window each of some queries [..., N] sees [..., N, S], bool."""
+        token = torch.arange(self.rank.shape[-1], device=self.rank.device)
+        eligible = (token >= self.sinks) & (token <= queries[..., None] - self.window)
+        return eligible & (self.rank[..., None, :] <= self.cutoff.gather(-1, queries)[..., None])

@@ -123,6 +123,9 @@ class Result:
         slots: entries that the tensors can hold per layer and KV head.
         evictions: entries overwritten.
         violations: layer, head and step combinations over budget.
+        entries_mean, entries_peak: entries of a layer and KV head, mean over steps, layers and heads, and the most ever seen;
+            null for policies with a hard budget, for which they say nothing that `cr_mean` and `slots` do not.
+        head_entries: mean entries of each KV head of each layer, the histogram behind `entries_mean`; null as there.
         kv_bytes, scorer_bytes, metadata_bytes: live bytes of one sequence: keys and values, the policy's state, positions and
             priorities; layers that a policy manages.
         sliding_bytes: live bytes of one sequence in sliding-window layers, which no policy manages; 0 without such layers.
@@ -207,6 +210,9 @@ class Result:
     slots: int | None = None
     evictions: int | None = None
     violations: int | None = None
+    entries_mean: float | None = None
+    entries_peak: int | None = None
+    head_entries: tuple[tuple[float, ...], ...] | None = None
     kv_bytes: int | None = None
     scorer_bytes: int | None = None
     metadata_bytes: int | None = None
@@ -290,6 +296,8 @@ class Result:
             raise KvbenchError(f"A row has schema version {found}; this kvbench reads version {SCHEMA_VERSION}.")
         environment = record.pop("environment", None)
         record["alarms"] = tuple(record.get("alarms") or ())
+        if record.get("head_entries") is not None:
+            record["head_entries"] = tuple(tuple(layer) for layer in record["head_entries"])
         try:
             return cls(**record, environment=None if environment is None else Environment(**environment))
         except TypeError as error:

@@ -107,12 +107,18 @@ def _csv(content: bytes) -> list[Any]:
         raise ValueError(str(error)) from error
 
 
+def _paragraphs(content: bytes) -> list[Any]:
+    pieces = re.split(r"\n\s*\n", content.decode("utf-8"))
+    return [{"text": piece.strip()} for piece in pieces if piece.strip()]
+
+
 _READERS: dict[str, Callable[[bytes], list[Any]]] = {
     ".jsonl": _json_lines,
     ".gz": _packed_json_lines,
     ".json": _json,
     ".parquet": _parquet,
     ".csv": _csv,
+    ".txt": _paragraphs,
 }
 
 

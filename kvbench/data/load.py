@@ -16,7 +16,8 @@ def load(source: Source, where: str | None, lock: Lock, option: str = "--data TA
 
     Args:
         source: where it lies on the hub.
-        where: a local copy: one file (.jsonl, .json, .parquet, .csv, .jsonl.gz), a folder of them, or a saved data set.
+        where: a local copy: one file (.jsonl, .json, .parquet, .csv, .jsonl.gz, or .txt with a paragraph a record), a folder of
+            them, or a saved data set.
         lock: what it was before.
         option: what the user has to write to name a local copy; for error messages.
 

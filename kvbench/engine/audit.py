@@ -39,9 +39,9 @@ class Auditor:
     managed layer, against the tokens that the row has seen.
     """
 
-    def __init__(self, setting: Setting, rows: Rows, reference_length: int) -> None:
+    def __init__(self, setting: Setting, rows: Rows) -> None:
         self._rows = rows
-        self._reference = reference_length
+        self._reference = setting.reference_length
         self._budget = setting.split.slots
         windows = sliding_windows(setting.loaded.model.config)
         self._managed = [layer for layer, window in zip(rows.layers, windows, strict=True) if window is None]
@@ -55,6 +55,9 @@ class Auditor:
         self._peak = torch.zeros(count, dtype=torch.int64, device=device)
         self._violations = torch.zeros((), dtype=torch.int64, device=device)
         self._evicted = torch.zeros(count, dtype=torch.int64, device=device)
+        heads = (len(self._managed), setting.loaded.geometry.kv_heads)
+        self._held = torch.zeros(heads, dtype=torch.int64, device=device)
+        self._notes = torch.zeros((), dtype=torch.int64, device=device)
         self._closed: list[_Closed] = []
         self.longest_prompt = 0
 
@@ -81,6 +84,8 @@ class Auditor:
         self._peak.copy_(torch.where(active, torch.maximum(self._peak, held.amax((0, 2))), self._peak))
         evicted = (self._rows.lengths[None, :, None] - held).sum((0, 2))
         self._evicted.copy_(torch.where(active, evicted, self._evicted))
+        self._held.add_((held * active[:, None]).sum(1))
+        self._notes.add_(active.sum())
         self._violations.add_(((held > self._budget) & active[None, :, None]).sum())
 
     def close(self, rows: Sequence[int]) -> None:
@@ -103,21 +108,29 @@ class Auditor:
             KvbenchError: the policy's charged state has grown beyond what it pays for.
         """
         rows = len(self._rows.ids)
+        heads = self._held.double() / self._notes
         return _audit(
-            self._closed, self._managed, self._sliding, self._policy, rows, self._reference, int(self._violations)
+            self._closed,
+            self._managed,
+            self._sliding,
+            self._policy,
+            rows,
+            self._reference,
+            int(self._violations),
+            heads,
         )
 
 
 class PassageAuditor:
     """Watches one `score` call, a batch of fresh rows at a time."""
 
-    def __init__(self, setting: Setting, reference_length: int) -> None:
+    def __init__(self, setting: Setting) -> None:
         self._setting = setting
-        self._reference = reference_length
         self._windows = sliding_windows(setting.loaded.model.config)
         self._layers: Sequence[Layer] = ()
         self._closed: list[_Closed] = []
         self._violations = 0
+        self._entries = torch.zeros((), dtype=torch.int64)
 
     def held(self, layers: Sequence[Layer]) -> Tensor:
         """Entries that each layer, row and head holds now [L, R, H], from the positions tensors of managed layers."""
@@ -136,6 +149,7 @@ class PassageAuditor:
             # A longer row's tokens beyond this one's end are not its own.
             steps = int((seen <= length).sum())
             self._violations += int(over[:, row, :, :steps].sum())
+            self._entries = self._entries.to(held.device) + held[:, row, :, :steps].sum(-1)
             self._closed.append(
                 _Closed(
                     removed=float(removed[row, :steps].sum()),
@@ -160,8 +174,9 @@ class PassageAuditor:
             sliding,
             self._setting.policy,
             rows,
-            self._reference,
+            self._setting.reference_length,
             self._violations,
+            self._entries.double() / sum(request.steps for request in self._closed),
         )
 
 
@@ -173,6 +188,7 @@ def _audit(
     rows: int,
     reference: int,
     violations: int,
+    entries: Tensor,
 ) -> Audit:
     _check_charged_state(managed, policy)
     # fsum: the order in which requests ended leaves no trace, not even in the last bit.
@@ -190,6 +206,8 @@ def _audit(
         metadata_bytes=bytes_of[2] // rows,
         evictions=sum(request.evictions for request in closed),
         sliding_bytes=sum(_live_bytes(sliding)) // rows,
+        head_entries=tuple(tuple(layer) for layer in entries.tolist()),
+        free=not policy.hard_budget,
     )
 
 

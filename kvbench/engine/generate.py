@@ -96,11 +96,9 @@ class Engine:
         if not all(request.prompt and request.max_new >= 1 for request in requests):
             raise KvbenchError("A request needs at least one token of prompt and one to generate.")
         longest = max(len(request.prompt) + request.max_new for request in requests)
-        setting = self._setting(longest, "A prompt with its generation cap")
+        setting = self._setting(longest, reference_length, "A prompt with its generation cap")
         with torch.inference_mode(), contact(self._loaded):
-            return self._generate(
-                setting, requests, sampling or Sampling(), reference_length or longest, progress, observer, stop
-            )
+            return self._generate(setting, requests, sampling or Sampling(), progress, observer, stop)
 
     def score(
         self,
@@ -129,26 +127,24 @@ class Engine:
         if not all(1 <= passage.start < len(passage.tokens) for passage in passages):
             raise KvbenchError("A passage needs at least one token to score, and one before it.")
         longest = max(passage.fed for passage in passages)
-        setting = self._setting(longest, "A passage")
+        setting = self._setting(longest, reference_length, "A passage")
         size = chunk_for(setting, chunk, longest)
         with torch.inference_mode(), contact(self._loaded):
-            return score(setting, passages, self._rows, size, reference_length or longest, progress, reader)
+            return score(setting, passages, self._rows, size, progress, reader)
 
-    def _setting(self, longest: int, what: str) -> Setting:
+    def _setting(self, longest: int, reference_length: int | None, what: str) -> Setting:
         if longest > self._loaded.max_positions:
             raise KvbenchError(
                 f"{what} needs {longest} positions; model '{self._loaded.name}' has {self._loaded.max_positions}."
             )
-        return Setting(
-            self._loaded, self._policy, self._split or Split(slots=longest, sinks=0, window=1), self._scorers
-        )
+        split = self._split or Split(slots=longest, sinks=0, window=1)
+        return Setting(self._loaded, self._policy, split, self._scorers, longest, reference_length or longest)
 
     def _generate(
         self,
         setting: Setting,
         requests: Sequence[Request],
         sampling: Sampling,
-        reference_length: int,
         progress: Progress | None,
         observer: Observer | None,
         stop: Stop | None,
@@ -158,7 +154,7 @@ class Engine:
             torch.cuda.reset_peak_memory_stats(device)
         count = min(self._rows, len(requests))
         rows = Rows(setting, count, max(request.max_new for request in requests), sampling)
-        auditor = Auditor(setting, rows, reference_length)
+        auditor = Auditor(setting, rows)
         step = GraphedStep(rows, auditor) if self._graphs and observer is None else None
         queue = deque(sorted(enumerate(requests), key=lambda item: -item[1].max_new))
         done: dict[int, Completion] = {}
@@ -194,7 +190,7 @@ class Engine:
             completions=completions,
             audit=auditor.result(),
             timing=Timing(prefill_seconds, elapsed - prefill_seconds, steps, sum(len(c.tokens) for c in completions)),
-            prefill="exact" if self._policy.static or auditor.longest_prompt <= setting.split.slots else "chunked",
+            prefill="exact" if self._policy.static or auditor.longest_prompt <= setting.capacity else "chunked",
             path="plain" if step is None else "cuda_graph",
             peak_memory=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
         )
@@ -213,7 +209,7 @@ class Engine:
         taken.sort(key=lambda item: len(item[2].prompt))
         device = self._loaded.device
         for size, members in groupby(taken, key=lambda item: len(item[2].prompt)):
-            for group in _batched(list(members), self._prompts_at_once(size, setting.split.slots)):
+            for group in _batched(list(members), self._prompts_at_once(size, setting.capacity)):
                 prompts = torch.tensor([request.prompt for _, _, request in group], device=device)
                 seeds = torch.tensor([request.seed for _, _, request in group], device=device)
                 layers = setting.layers(len(group), seeds)

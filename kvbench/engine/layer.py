@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kvbench.core.policy import ObservedState, PointwiseState, Split, State, StaticState, Tokens
-from kvbench.core.ranking import keep_mask, ranks, running_cutoff
+from kvbench.core.ranking import Kept
 from kvbench.core.slots import Slots, several_victims, unprotected, victims
 from kvbench.engine import attention
 
@@ -23,6 +23,9 @@ _QUERY_BLOCK = 256
 
 _MASK_ELEMENTS = 2**28
 """Elements of the mask of such a block, at most (one byte each)."""
+
+_EMPTY = -1
+"""Position of an emptied slot: any negative number."""
 
 
 @dataclass
@@ -41,12 +44,20 @@ class Step:
 
 
 class Layer:
-    """Slots and policy state of R rows in one layer."""
+    """Slots and policy state of R rows in one layer.
 
-    def __init__(self, split: Split, slots: Slots, state: State) -> None:
+    Args:
+        split: of the budget.
+        slots: the cache.
+        state: of the policy.
+        frees: the policy has no hard budget: slots of tokens with priority -inf are emptied, and each token has its own.
+    """
+
+    def __init__(self, split: Split, slots: Slots, state: State, frees: bool = False) -> None:
         self.split = split
         self.slots = slots
         self.state = state
+        self.frees = frees
 
     def adopt(self, rows: Tensor, fresh: Layer) -> None:
         """Copies all rows of `fresh` over the rows with these indices [g], in place."""
@@ -72,7 +83,7 @@ class Layer:
         self._write(place[..., None], key, value, position[:, None], ring)
         extent = min(slots.capacity, step.longest)
         keys, values = slots.keys[:, :, :extent], slots.values[:, :, :extent]
-        occupied = slots.positions[:, :, :extent] >= 0 if step.shortest < extent else None
+        occupied = slots.positions[:, :, :extent] >= 0 if self.frees or step.shortest < extent else None
         if not isinstance(self.state, ObservedState):
             return attention.over_slots(query, keys, values, occupied, scale)
         visible = None if occupied is None else occupied[:, :, None, None]
@@ -93,6 +104,8 @@ class Layer:
             seen.copy_(positions[:, None] + 1)
         if isinstance(self.state, StaticState):
             priority = self._protect(self.state.prefill(tokens), size)
+            if self.frees:
+                return self._prefill_freely(query, tokens, priority, scale, seen)
             if not fits:
                 return self._prefill_under_mask(query, tokens, priority, scale, seen)
             self._fill(tokens, priority)
@@ -140,7 +153,11 @@ class Layer:
         priority = unprotected(state.step(new, leaving))[..., None]
         kept = slots.priority.gather(-1, place)
         # Sinks stay protected; before the window is full nothing leaves it.
-        slots.priority.scatter_(-1, place, torch.where((position >= slots.sinks)[:, None], priority, kept))
+        left = (position >= slots.sinks)[:, None]
+        slots.priority.scatter_(-1, place, torch.where(left, priority, kept))
+        if self.frees:
+            gone, held = left & (priority == -torch.inf), slots.positions.gather(-1, place)
+            slots.positions.scatter_(-1, place, torch.where(gone, _EMPTY, held))
 
     def _leave_in_chunk(self, state: StaticState, new: Tokens, start: int) -> Tensor:
         """Priorities of what leaves the window while a chunk of T tokens [R, H, T] enters, the oldest first.
@@ -197,30 +214,45 @@ class Layer:
         places = torch.arange(size - recent.shape[-1], size, device=recent.device).expand_as(recent)
         slots.recent.scatter_(-1, recent % slots.window, places)
 
+    def _prefill_freely(
+        self, query: Tensor, tokens: Tokens, priority: Tensor, scale: float, seen: Tensor | None
+    ) -> Tensor:
+        """A prompt whose tokens go by their own priority alone."""
+        gone = priority == -torch.inf
+        out = self._attend_kept(query, tokens, Kept.all_but(gone, self.slots.sinks, self.slots.window), scale, seen)
+        positions = tokens.positions[:, None].expand(-1, priority.shape[1], -1).to(torch.int32)
+        self._fill(replace(tokens, positions=torch.where(gone, _EMPTY, positions)), priority)
+        return out
+
     def _prefill_under_mask(
-        self, query: Tensor, tokens: Tokens, priority: Tensor, scale: float, counts: Tensor | None
+        self, query: Tensor, tokens: Tokens, priority: Tensor, scale: float, seen: Tensor | None
     ) -> Tensor:
         sinks, window, capacity = self.slots.sinks, self.slots.window, self.slots.capacity
         size = priority.shape[-1]
-        rank = ranks(priority)
-        cutoff = running_cutoff(rank, sinks, window, capacity - sinks - window)
-        out = torch.empty_like(query)
-        count = max(1, min(_QUERY_BLOCK, _MASK_ELEMENTS // (query.shape[0] * query.shape[1] * size)))
-        for start in range(0, size, count):
-            block = slice(start, min(start + count, size))
-            seen = slice(0, block.stop)
-            mask = keep_mask(rank, cutoff, sinks, window, block)[..., seen]
-            if counts is not None:
-                counts[..., block] = mask.sum(-1)
-            out[:, :, block] = attention.under_mask(
-                query[:, :, block], tokens.keys[:, :, seen], tokens.values[:, :, seen], mask, scale
-            )
-        kept = keep_mask(rank, cutoff, sinks, window, slice(size - 1, size))[..., 0, :]
-        index = kept.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[..., :capacity]
+        kept = Kept.of(priority, sinks, window, capacity - sinks - window)
+        out = self._attend_kept(query, tokens, kept, scale, seen)
+        last = kept.mask(slice(size - 1, size))[..., 0, :]
+        index = last.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[..., :capacity]
         entry = index[..., None].expand(-1, -1, -1, query.shape[-1])
         retained = replace(tokens, keys=tokens.keys.gather(2, entry), values=tokens.values.gather(2, entry))
         positions = index.to(torch.int32)
         self._fill(replace(retained, positions=positions), priority.gather(-1, index))
+        return out
+
+    def _attend_kept(self, query: Tensor, tokens: Tokens, kept: Kept, scale: float, seen: Tensor | None) -> Tensor:
+        """Attention of a whole prompt, in blocks of queries, each to what it keeps, whose number goes into `seen`."""
+        size = query.shape[2]
+        out = torch.empty_like(query)
+        count = max(1, min(_QUERY_BLOCK, _MASK_ELEMENTS // (query.shape[0] * query.shape[1] * size)))
+        for start in range(0, size, count):
+            block = slice(start, min(start + count, size))
+            before = slice(0, block.stop)
+            mask = kept.mask(block)[..., before]
+            if seen is not None:
+                seen[..., block] = mask.sum(-1)
+            out[:, :, block] = attention.under_mask(
+                query[:, :, block], tokens.keys[:, :, before], tokens.values[:, :, before], mask, scale
+            )
         return out
 
 

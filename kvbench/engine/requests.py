@@ -63,6 +63,8 @@ class Audit:
         metadata_bytes: positions, priorities and rings per row.
         sliding_bytes: everything that sliding-window layers hold per row; they are no policy's and in no other number.
         evictions: entries overwritten while they held a token.
+        head_entries: mean entries of each layer and KV head over the steps of all requests.
+        free: the policy has no hard budget.
     """
 
     slots: int
@@ -76,6 +78,14 @@ class Audit:
     metadata_bytes: int
     evictions: int
     sliding_bytes: int
+    head_entries: tuple[tuple[float, ...], ...]
+    free: bool
+
+    @property
+    def entries_mean(self) -> float:
+        """Mean entries over layers, KV heads and steps."""
+        heads = [entries for layer in self.head_entries for entries in layer]
+        return sum(heads) / len(heads)
 
 
 @dataclass(frozen=True)

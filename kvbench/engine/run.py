@@ -24,12 +24,28 @@ _LARGEST_CHUNK = 64
 
 @dataclass(frozen=True)
 class Setting:
-    """What every set of rows of one `generate` call shares."""
+    """What every set of rows of one `generate` call shares.
+
+    Attributes:
+        loaded: the model.
+        policy: hyper-parameters.
+        split: of the budget.
+        scorers: trained modules, one a layer.
+        longest: tokens of the longest request, its cap included: the slots of a policy without a hard budget.
+        reference_length: tokens that the dense cache is taken to hold.
+    """
 
     loaded: LoadedModel
     policy: Policy
     split: Split
     scorers: nn.ModuleList | None
+    longest: int = 0
+    reference_length: int = 0
+
+    @property
+    def capacity(self) -> int:
+        """Slots that a managed layer has: the budget, or one for every token where no budget is promised."""
+        return self.split.slots if self.policy.hard_budget else self.longest
 
     def layers(self, rows: int, seeds: Tensor) -> list[Layer]:
         """Fresh layers for `rows` sequences with these random streams [rows]; sliding layers keep their own window."""
@@ -40,7 +56,7 @@ class Setting:
             slots = Slots.empty(
                 rows,
                 geometry.kv_heads,
-                split.slots,
+                self.capacity if window is None else window,
                 geometry.head_dim,
                 split.sinks,
                 split.window,
@@ -49,8 +65,18 @@ class Setting:
             )
             if window is None:
                 scorer = self.scorers[managed] if self.scorers is not None else None
-                request = StateRequest(managed, rows, geometry, split, seeds, device, scorer, self.loaded.dtype)
-                layers.append(Layer(split, slots, self.policy.state(request)))
+                request = StateRequest(
+                    managed,
+                    rows,
+                    geometry,
+                    split,
+                    seeds,
+                    device,
+                    scorer,
+                    self.loaded.dtype,
+                    self.reference_length,
+                )
+                layers.append(Layer(split, slots, self.policy.state(request), frees=not self.policy.hard_budget))
                 managed += 1
             else:
                 layers.append(Layer(split, slots, RecencyState()))
@@ -156,7 +182,7 @@ def feed(
 
 def prefill(setting: Setting, layers: Sequence[Layer], prompts: Tensor) -> Tensor:
     """Reads prompts [R, T] of equal length into fresh layers; logits [R, V] of the last token."""
-    size, capacity = prompts.shape[1], setting.split.slots
+    size, capacity = prompts.shape[1], setting.capacity
     if setting.policy.static or size <= capacity:
         return feed(setting.loaded, layers, prompts, 0)[:, -1]
     # Sliding-window layers evict by position, one token at a time.

@@ -104,7 +104,11 @@ def chunk_for(setting: Setting, wanted: int | None, longest: int) -> int | None:
     sliding = any(window is not None for window in sliding_windows(setting.loaded.model.config))
     largest = 1 if sliding else max(1, setting.split.long + 1)
     if wanted is None:
-        return None if setting.policy.static or longest <= setting.split.slots else min(_CHUNK, largest)
+        return None if setting.policy.static or longest <= setting.capacity else min(_CHUNK, largest)
+    if not setting.policy.hard_budget:
+        raise KvbenchError(
+            f"Policy '{setting.policy.name}' has no hard budget and takes no chunks; leave the chunk out to feed it exactly."
+        )
     if not 1 <= wanted <= largest:
         raise KvbenchError(
             f"Policy '{setting.policy.name}' with {setting.split.slots} slots can take between 1 and {largest} tokens "
@@ -118,7 +122,6 @@ def score(
     passages: Sequence[Passage],
     rows: int,
     chunk: int | None,
-    reference_length: int,
     progress: Progress | None,
     reader: Reader | None,
 ) -> Scoring:
@@ -126,7 +129,7 @@ def score(
     device = setting.loaded.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    auditor = PassageAuditor(setting, reference_length)
+    auditor = PassageAuditor(setting)
     done: dict[int, Score] = {}
     begin, steps = time.perf_counter(), 0
     for batch in _batches(passages, rows, chunk, setting.loaded.model.config.vocab_size):

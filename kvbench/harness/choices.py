@@ -12,7 +12,7 @@ from kvbench.core.errors import KvbenchError, unknown_name
 from kvbench.core.policy import LearnedPolicy, Policy
 from kvbench.entries import PolicyEntry
 from kvbench.harness.options import Checked
-from kvbench.models.checkpoint import Checkpoint, find_checkpoint
+from kvbench.models.checkpoint import Checkpoint, checkpoint_of, find_checkpoint
 from kvbench.plugins import Registry
 
 if TYPE_CHECKING:
@@ -65,14 +65,14 @@ def choose(checked: Checked, loaded: LoadedModel, registry: Registry) -> Choices
         entry = registry.policy(name)
         if entry.learned:
             try:
-                checkpoint = given.get(name) or _load(find_checkpoint(name, loaded.name), loaded, name)
+                checkpoint = given.get(checkpoint_of(name)) or _load(find_checkpoint(name, loaded.name), loaded, name)
             except KvbenchError as error:
                 if not checked.everything:
                     raise
                 left_out.append(str(error))
                 continue
             own = checkpoint if checkpoint.lm_weights is not None else None
-            policies.append(Choice(checkpoint.policy(), checkpoint=checkpoint, adapted=adapted or own))
+            policies.append(Choice(checkpoint.policy(name), checkpoint=checkpoint, adapted=adapted or own))
         else:
             policy, args = make_policy(entry, checked.policy_args)
             taken.update(argument for argument, _ in args)
@@ -120,7 +120,7 @@ def _given_checkpoints(checked: Checked, loaded: LoadedModel) -> dict[str, Check
         name = Checkpoint.load(folder).policy_name
         if name in found:
             raise KvbenchError(f"Two checkpoints of policy '{name}' were given; run them one by one.")
-        if name not in checked.policies:
+        if name not in map(checkpoint_of, checked.policies):
             raise KvbenchError(f"A checkpoint of policy '{name}' was given, but it does not run; add --policy {name}.")
         found[name] = _load(folder, loaded)
     return found

@@ -27,6 +27,11 @@ def counted(audit: Audit, timing: Timing) -> dict[str, Any]:
         "scorer_bytes": audit.scorer_bytes,
         "metadata_bytes": audit.metadata_bytes,
         "sliding_bytes": audit.sliding_bytes,
+        **(_entries(audit) if audit.free else {}),
         "ms_per_step": timing.ms_per_step,
         "tokens_per_s": timing.tokens_per_s,
     }
+
+
+def _entries(audit: Audit) -> dict[str, Any]:
+    return {"entries_mean": audit.entries_mean, "entries_peak": audit.peak, "head_entries": audit.head_entries}

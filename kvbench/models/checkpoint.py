@@ -132,7 +132,7 @@ class Checkpoint:
         Raises:
             KvbenchError: it is for another one.
         """
-        if policy_name is not None and canonical(policy_name) != self.policy_name:
+        if policy_name is not None and checkpoint_of(policy_name) != self.policy_name:
             raise KvbenchError(
                 f"The checkpoint is for policy '{self.policy_name}', not for '{canonical(policy_name)}'; "
                 "pass one that was trained for it."
@@ -148,9 +148,9 @@ class Checkpoint:
                 f"but '{loaded.name}' has weights {loaded.weights_hash[:12]}; train one for this model."
             )
 
-    def policy(self) -> LearnedPolicy:
-        """The policy with the hyper-parameters that it was trained with."""
-        return build_policy(load_registry().policy(self.policy_name), self.parameters)
+    def policy(self, name: str | None = None) -> LearnedPolicy:
+        """The policy, or another one that runs on its checkpoints, with the hyper-parameters that it was trained with."""
+        return build_policy(load_registry().policy(name or self.policy_name), self.parameters)
 
     def scorers(self, geometry: Geometry) -> nn.ModuleList | None:
         """One trained scorer a layer, in eval mode on the CPU; None for a policy without.
@@ -223,12 +223,18 @@ def make_scorers(policy: LearnedPolicy, geometry: Geometry) -> nn.ModuleList | N
     return nn.ModuleList(modules) if modules else None
 
 
+def checkpoint_of(policy_name: str) -> str:
+    """The policy whose checkpoints a policy runs on: usually itself."""
+    entry = load_registry().policy(policy_name)
+    return entry.runs_on or entry.name
+
+
 def shipped(policy_name: str, model_name: str) -> Path | None:
     """The checkpoint that comes with a policy for a named model; None if there is none.
 
     It lies in the distribution that defines the policy: `PACKAGE/checkpoints/MODEL/POLICY`.
     """
-    entry = load_registry().policy(policy_name)
+    entry = load_registry().policy(checkpoint_of(policy_name))
     package = entry.target.partition(":")[0].partition(".")[0]
     # A wheel is unpacked when it is installed, so the resource is a real folder.
     folder = Path(str(files(package))) / "checkpoints" / canonical(model_name) / entry.name
@@ -247,7 +253,7 @@ def find_checkpoint(policy_name: str, model_name: str, given: str | Path | None 
     if found is None:
         raise KvbenchError(
             f"Policy '{policy_name}' has no checkpoint for model '{model_name}'; "
-            f"train one (kvbench train --policy {policy_name} --model {model_name} --out DIR) "
+            f"train one (kvbench train --policy {checkpoint_of(policy_name)} --model {model_name} --out DIR) "
             "or pass one (--checkpoint DIR)."
         )
     return found

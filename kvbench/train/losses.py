@@ -1,9 +1,9 @@
-"""The two losses of a learned policy, and the queries at which the second is taken.
+"""The loss of a scorer that ranks, and the queries at which it is taken.
 
-The LM learns by distillation from the dense model; the scorer learns which of two tokens the teacher's
-running top-k keeps (KVpop: boundary loss). Their parameters are disjoint.
+It learns which of two tokens the teacher's running top-k keeps (KVpop: boundary loss). The LM's loss is in
+`distill.py`.
 
-Shapes: R rows, H KV heads, S tokens, N sampled queries, V vocabulary.
+Shapes: R rows, H KV heads, S tokens, N sampled queries.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kvbench.core.ranking import Kept
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -22,14 +24,46 @@ class Sample:
     Attributes:
         queries: [R, N], int64; all of them valid indices, also where `valid` is False.
         valid: [R, N], bool; False in rows that are too short to evict anything.
+        total: valid queries of the whole step, of which these may be one process's part; means are over all of them.
     """
 
     queries: Tensor
     valid: Tensor
+    total: int
+
+    def take(self, rows: Tensor) -> Sample:
+        """The sample of these rows [r]; `total` stays that of all."""
+        return Sample(self.queries[rows], self.valid[rows], self.total)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """These rows' part of the mean of values [R, H, N] over heads and all valid queries, a scalar."""
+        return (values * self.valid[:, None]).sum() / max(1, self.total * values.shape[1])
 
     def to(self, device: torch.device) -> Sample:
         """The same sample on another device."""
-        return Sample(self.queries.to(device, non_blocking=True), self.valid.to(device, non_blocking=True))
+        queries, valid = (tensor.to(device, non_blocking=True) for tensor in (self.queries, self.valid))
+        return Sample(queries, valid, self.total)
+
+    def nothing(self) -> Sample:
+        """The same shape, in which no query counts."""
+        return Sample(torch.zeros_like(self.queries), torch.zeros_like(self.valid), self.total)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Where the boundary loss is taken.
+
+    Attributes:
+        sample: the queries.
+        long: long-range slots that the loss imagines: those of the budget, or fewer.
+    """
+
+    sample: Sample
+    long: int
+
+    def to(self, device: torch.device) -> Pairs:
+        """The same on another device."""
+        return Pairs(self.sample.to(device), self.long)
 
 
 def sample_queries(lengths: Tensor, first: int, future: int, count: int, generator: torch.Generator) -> Sample:
@@ -49,16 +83,14 @@ def sample_queries(lengths: Tensor, first: int, future: int, count: int, generat
     uniform[:, count // 2 :] = uniform[:, count // 2 :].sqrt()
     queries = first + (uniform * (span + 1)).long().minimum(span)
     valid = (last >= first)[:, None].expand_as(queries)
-    return Sample(torch.where(valid, queries, 0), valid)
+    return Sample(torch.where(valid, queries, 0), valid, int(valid.sum()))
 
 
 def boundary_loss(
     student: Tensor,
     teacher: Tensor,
-    rank: Tensor,
-    cutoff: Tensor,
+    kept: Kept,
     sample: Sample,
-    window: int,
     *,
     margin: float = 0.5,
     temperature: float = 1.0,
@@ -73,32 +105,27 @@ def boundary_loss(
     Args:
         student: static priority [R, H, S] in fp32, with gradient.
         teacher: static priority of the target [R, H, S].
-        rank: `ranking.ranks(teacher)`.
-        cutoff: `ranking.running_cutoff` of `rank`.
+        kept: what the teacher keeps.
         sample: the queries.
-        window: protected tokens.
-        margin: gap, in nats, at which the weight of a pair is 63 %.
+        margin: gap, in nats, at which the weight of a pair is 63 %; 0 weighs all pairs the same.
         temperature: divides the student's difference.
-        balance: weights the pairs of each head so that both outcomes count the same.
+        balance: weights the pairs of each head so that both outcomes count the same; counted in these rows.
     """
-    heads = rank.shape[1]
-    queries = sample.queries[:, None].expand(-1, heads, -1)
-    newcomer = (queries - window).clamp(min=0)
-    token_of_rank = torch.empty_like(rank).scatter_(
-        -1, rank, torch.arange(rank.shape[-1], device=rank.device).expand_as(rank)
-    )
+    rank, size = kept.rank, kept.rank.shape[-1]
+    queries = sample.queries[:, None].expand(-1, rank.shape[1], -1)
+    newcomer = (queries - kept.window).clamp(min=0)
+    token_of_rank = torch.empty_like(rank).scatter_(-1, rank, torch.arange(size, device=rank.device).expand_as(rank))
     # Where nothing is evicted yet the cutoff is S; such queries are invalid, the clamp keeps them in bounds.
-    boundary = cutoff.gather(-1, (queries - 1).clamp(min=0)).clamp(0, rank.shape[-1] - 1)
+    boundary = kept.cutoff.gather(-1, (queries - 1).clamp(min=0)).clamp(0, size - 1)
     incumbent = token_of_rank.gather(-1, boundary)
-    kept = rank.gather(-1, newcomer) < boundary
+    stays = rank.gather(-1, newcomer) < boundary
     gap = (teacher.gather(-1, newcomer) - teacher.gather(-1, incumbent)).abs()
-    weight = (1 - torch.exp(-gap / margin)) * sample.valid[:, None]
+    weight = 1 - torch.exp(-gap / margin) if margin else torch.ones_like(gap)
     if balance:
-        weight = weight * _balanced(kept, sample.valid[:, None].expand_as(kept))
+        weight = weight * _balanced(stays, sample.valid[:, None].expand_as(stays))
     difference = student.gather(-1, newcomer) - student.gather(-1, incumbent)
-    sign = torch.where(kept, 1.0, -1.0)
-    losses = functional.softplus(-sign * difference / temperature)
-    return (weight * losses).sum() / (sample.valid.sum() * heads).clamp(min=1)
+    sign = torch.where(stays, 1.0, -1.0)
+    return sample.mean(weight * functional.softplus(-sign * difference / temperature))
 
 
 def _balanced(kept: Tensor, valid: Tensor) -> Tensor:
@@ -107,25 +134,3 @@ def _balanced(kept: Tensor, valid: Tensor) -> Tensor:
     ups = (kept & valid).sum((0, 2), keepdim=True)
     count = torch.where(kept, ups, total - ups).clamp(min=1)
     return (total / (2 * count)).clamp(0.2, 5)
-
-
-def distillation(student_logits: Tensor, teacher_logits: Tensor, mask: Tensor, top: int = 256) -> Tensor:
-    """Forward KL from teacher to student over the teacher's `top` most likely tokens; a mean, a scalar.
-
-    The teacher is renormalised over these tokens; the student's log-probabilities are over the whole
-    vocabulary, so that mass it puts elsewhere is penalised.
-
-    Args:
-        student_logits: [R, S, V], with gradient.
-        teacher_logits: [R, S, V].
-        mask: positions that count [R, S], bool.
-        top: tokens compared at each position; all of them if the vocabulary is smaller.
-    """
-    wanted = teacher_logits.detach().float()
-    log_student = student_logits.float().log_softmax(-1)
-    if top < wanted.shape[-1]:
-        wanted, index = wanted.topk(top, -1)
-        log_student = log_student.gather(-1, index)
-    log_teacher = wanted.log_softmax(-1)
-    kl = (log_teacher.exp() * (log_teacher - log_student)).sum(-1)
-    return (kl * mask).sum() / mask.sum().clamp(min=1)

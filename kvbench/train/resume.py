@@ -6,13 +6,15 @@ No random state is kept: rows, budgets and sampled queries of a step follow from
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as save_tensors
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from kvbench.core.errors import KvbenchError
@@ -21,6 +23,8 @@ from kvbench.models.checkpoint import write_atomically
 STATE = "resume.safetensors"
 CONFIGURATION = "train.json"
 LOG = "log.jsonl"
+
+_UNFINISHED = f".{STATE}.tmp"
 
 
 def open_folder(out: Path, configuration: Mapping[str, Any], *, resume: bool, leftovers: tuple[str, ...] = ()) -> None:
@@ -39,6 +43,8 @@ def open_folder(out: Path, configuration: Mapping[str, Any], *, resume: bool, le
     path = out / CONFIGURATION
     try:
         out.mkdir(parents=True, exist_ok=True)
+        # Left by a kill in the middle of a write.
+        (out / _UNFINISHED).unlink(missing_ok=True)
         if not resume:
             for name in (STATE, CONFIGURATION, LOG, *leftovers):
                 (out / name).unlink(missing_ok=True)
@@ -79,9 +85,7 @@ def save_state(
     }
     for index, values in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
-    stored = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    metadata = {"step": str(step), "counters": json.dumps(dict(counters or {}))}
-    write_atomically(out / STATE, save_tensors(stored, metadata=metadata))
+    write_state(out, step, tensors, counters)
 
 
 def load_state(out: Path, modules: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer) -> Resumed:
@@ -90,23 +94,65 @@ def load_state(out: Path, modules: Mapping[str, nn.Module], optimizer: torch.opt
     Raises:
         KvbenchError: the file is damaged.
     """
-    path = out / STATE
-    if not path.exists():
-        return Resumed(0, {})
-    try:
-        with safe_open(path, "pt") as stored:
-            names = list(stored.keys())
-            tensors = {name: stored.get_tensor(name) for name in names}
-            metadata = stored.metadata()
-        resumed = Resumed(int(metadata["step"]), json.loads(metadata["counters"]))
-        with torch.no_grad():
-            for prefix, module in modules.items():
-                for name, parameter in module.named_parameters():
-                    parameter.copy_(tensors[f"{prefix}.{name}"])
+    resumed = saved_step(out)
+    if not (out / STATE).exists():
+        return resumed
+    tensors = read_state(out)
+    with damaged(out), torch.no_grad():
+        for prefix, module in modules.items():
+            for name, parameter in module.named_parameters():
+                parameter.copy_(tensors[f"{prefix}.{name}"])
         optimizer.load_state_dict({**optimizer.state_dict(), "state": _optimizer_state(tensors)})
-    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise KvbenchError(f"{path} is damaged ({error}); start afresh with --no-resume.") from error
     return resumed
+
+
+def write_state(
+    out: Path, step: int, tensors: Mapping[str, Tensor], counters: Mapping[str, float] | None = None
+) -> None:
+    """Writes tensors by name as the state before step `step`; whatever happens, the file is the old one or the new one."""
+    metadata = {"step": str(step), "counters": json.dumps(dict(counters or {}))}
+    stored = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    temporary = out / _UNFINISHED
+    save_file(stored, temporary, metadata)
+    with temporary.open("rb") as stream:
+        os.fsync(stream.fileno())
+    temporary.replace(out / STATE)
+
+
+def read_state(out: Path) -> dict[str, Tensor]:
+    """The tensors that `write_state` wrote, on the CPU.
+
+    Raises:
+        KvbenchError: the file is damaged.
+    """
+    with damaged(out):
+        return load_file(out / STATE)
+
+
+def saved_step(out: Path) -> Resumed:
+    """Where a training goes on; step 0 if there is no state.
+
+    Raises:
+        KvbenchError: the file is damaged.
+    """
+    if not (out / STATE).exists():
+        return Resumed(0, {})
+    with damaged(out), safe_open(out / STATE, "pt") as stored:
+        metadata = stored.metadata()
+        return Resumed(int(metadata["step"]), json.loads(metadata["counters"]))
+
+
+@contextmanager
+def damaged(out: Path) -> Iterator[None]:
+    """Turns what a damaged state file raises into a sentence.
+
+    Raises:
+        KvbenchError: something in the block could not be read, or did not fit.
+    """
+    try:
+        yield
+    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise KvbenchError(f"{out / STATE} is damaged ({error}); start afresh with --no-resume.") from error
 
 
 def _optimizer_state(tensors: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:

@@ -1,32 +1,43 @@
-"""The student's attention: each layer sees what the running top-k of its own scores would have kept.
+"""The student's attention: each layer sees what the policy would have kept by the scores of its own scorer.
 
-One function is registered with transformers' attention interface; what it needs to know about the current
-step arrives as an extra keyword of the model call, `model(input_ids=..., kvbench_step=step)`. It is not
-registered with the mask interface, so that transformers makes no mask of its own: rows are padded on the
-right, where causal attention never looks.
+What a step needs to know arrives as an extra keyword of the model call, `model(input_ids=..., kvbench_step=step)`.
+`Step.attend` knows queries, keys and values of a layer; everything that needs all pairs of them is behind two
+functions, `attention_over` here and `target.future_target`, which see a mask only as ranks and cut-offs.
 
-Shapes: R rows, Hq query heads, H KV heads, S tokens, D head dimension, N sampled queries.
+Shapes: R rows (documents where attention is reset), Hq query heads, H KV heads, S tokens, D head dimension.
 """
 
 from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import AttentionInterface
 
-from kvbench.core.policy import Scorer, Split
-from kvbench.core.ranking import keep_mask, ranks, running_cutoff
-from kvbench.train.losses import Sample, boundary_loss
-from kvbench.train.target import future_target
+from kvbench.core.policy import Gate, Scorer, Split
+from kvbench.core.ranking import Kept
+from kvbench.train import relaxed
+from kvbench.train.attached import scorer_of, with_loss
+from kvbench.train.documents import Documents
+from kvbench.train.losses import Pairs, Sample, boundary_loss
+from kvbench.train.target import TargetKind, future_target
 
-NAME = "kvbench_student"
-"""The attention implementation to set on the model that is trained."""
+
+@dataclass(frozen=True)
+class Objective:
+    """How scorers are taught.
+
+    Attributes:
+        target: variant of the future-attention target.
+        margin, balance: see `boundary_loss`.
+    """
+
+    target: TargetKind = field(default_factory=TargetKind)
+    margin: float = 0.5
+    balance: bool = False
 
 
 @dataclass
@@ -38,85 +49,142 @@ class Step:
         lengths: true length of each row [R].
         sample: queries of the measurements.
         pairs: queries of the boundary loss.
-        pairs_long: long-range slots that the boundary loss imagines; from 1 to those of `split`.
-        scorers: one a layer; None keeps the newest tokens.
-        sparse_normaliser: masses are relative to what each query still sees, not to all earlier tokens.
-        power: of the mean that the target takes, see `future_mass`.
-        margin, balance: see `boundary_loss`.
+        objective: of the scorers.
+        documents: where attention is reset; None for one document a row.
+        gate: how gates decide in this step; only for policies that have them.
+        factor: gradient of each layer's own loss, a scalar that may be filled in until the backward pass.
         measure: also compute `recall` and `mass`.
         boundary: boundary loss of each layer, a scalar.
         recall: share of the teacher's long-range set that the student's holds, of each layer, a scalar.
         mass: share of dense attention that goes to what the student keeps, of each layer, a scalar.
+        closed: share of gates that are closed, of each layer, a scalar.
     """
 
     split: Split
     lengths: Tensor
     sample: Sample
-    pairs: Sample
-    pairs_long: int
-    scorers: nn.ModuleList | None = None
-    sparse_normaliser: bool = False
-    power: float = 1.0
-    margin: float = 0.5
-    balance: bool = False
+    pairs: Pairs
+    objective: Objective = field(default_factory=Objective)
+    documents: Documents | None = None
+    gate: relaxed.GateStep | None = None
+    factor: Tensor = field(default_factory=lambda: torch.ones(()))
     measure: bool = False
     # Keyed by layer, so that a layer that is computed twice does not count twice.
     boundary: dict[int, Tensor] = field(default_factory=dict)
     recall: dict[int, Tensor] = field(default_factory=dict)
     mass: dict[int, Tensor] = field(default_factory=dict)
+    closed: dict[int, Tensor] = field(default_factory=dict)
+    _ranked: dict[int, _Ranked] = field(default_factory=dict)
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Query [R, Hq, S, D], key and value [R, H, S, D] after RoPE -> output [R, Hq, S, D]."""
+        layer, scorer = module.layer_idx, scorer_of(module)
+        assert isinstance(layer, int)
+        if self.documents is not None:
+            query, key, value = (self.documents.unpack(tensor) for tensor in (query, key, value))
+        if isinstance(scorer, Gate):
+            out = self._decide(layer, scorer, query, key, value, scale)
+        else:
+            out = self._rank(layer, scorer, query, key, value, scale)
+        return out if self.documents is None else self.documents.pack(out)
+
+    def _rank(
+        self, layer: int, scorer: nn.Module | None, query: Tensor, key: Tensor, value: Tensor, scale: float
+    ) -> Tensor:
+        """Attention over the running top-k; a scorer's loss is attached."""
+        with torch.autocast(query.device.type, enabled=False):
+            priority = student_priority(scorer, key, value)
+            ranked = self._ranked.get(layer)
+            if ranked is None:
+                ranked = self._ranked[layer] = self._compare(layer, scorer, query, key, scale, priority)
+            loss = None
+            if scorer is not None and ranked.teacher is not None and ranked.wanted is not None:
+                loss = boundary_loss(
+                    priority,
+                    ranked.wanted,
+                    ranked.teacher,
+                    self.pairs.sample,
+                    margin=self.objective.margin,
+                    balance=self.objective.balance,
+                )
+                self.boundary.setdefault(layer, loss.detach())
+        out = attention_over(query, key, value, ranked.kept, scale)
+        return out if loss is None else with_loss(out, loss, self.factor)
+
+    @torch.no_grad()
+    def _compare(
+        self, layer: int, scorer: nn.Module | None, query: Tensor, key: Tensor, scale: float, priority: Tensor
+    ) -> _Ranked:
+        """What is kept and what the teacher would keep: once a step, also where a layer is computed twice."""
+        split = self.split
+        kept = Kept.of(priority, split.sinks, split.window, split.long)
+        # Without long-range slots there is nothing that a teacher could choose differently.
+        if split.long <= 0 or not (self.measure or scorer is not None):
+            return _Ranked(kept)
+        wanted = self._wanted(scorer, query, key, scale, kept)
+        if self.measure:
+            self._measure(layer, query, key, scale, kept, wanted)
+        return _Ranked(kept, wanted, Kept.of(wanted, split.sinks, split.window, self.pairs.long))
+
+    def _wanted(self, scorer: nn.Module | None, query: Tensor, key: Tensor, scale: float, kept: Kept) -> Tensor:
+        """The teacher's static priority [R, H, S]."""
+        target = future_target(query, key, scale, self.split.window, self.lengths, self.objective.target, kept)
+        # Teacher and student share the decay.
+        return target if scorer is None else _static(scorer, target)
+
+    def _measure(self, layer: int, query: Tensor, key: Tensor, scale: float, kept: Kept, wanted: Tensor) -> None:
+        sample, split = self.sample, self.split
+        queries = sample.queries[:, None].expand(-1, key.shape[1], -1)
+        teacher = Kept.of(wanted, split.sinks, split.window, split.long)
+        mine = kept.long(queries)
+        self.recall[layer] = sample.mean((mine & teacher.long(queries)).sum(-1) / split.long)
+        self.mass[layer] = _retained_mass(query, key, scale, mine, self.split, sample)
+
+    def _decide(self, layer: int, gate: Gate, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Attention over what gates leave: softly while they are trained, otherwise by their decisions."""
+        assert self.gate is not None
         split = self.split
         with torch.autocast(query.device.type, enabled=False):
-            scorer = None if self.scorers is None else self.scorers[layer]
-            priority = student_priority(scorer, key, value)
-            with torch.no_grad():
-                rank = ranks(priority)
-                cutoff = running_cutoff(rank, split.sinks, split.window, split.long)
-                keep = keep_mask(rank, cutoff, split.sinks, split.window)
-            # Without long-range slots there is nothing that a teacher could choose differently.
-            if split.long > 0 and (scorer is not None or self.measure):
-                self._compare(layer, scorer, query.detach(), key.detach(), scale, priority, rank, cutoff, keep)
-            if self.measure:
-                self.mass[layer] = _retained_mass(query.detach(), key.detach(), scale, keep, self.sample)
-        return masked_attention(query, key, value, keep, scale)
+            keys, values = (key.detach(), value.detach()) if gate.detached else (key, value)
+            score = gate(keys.float(), values.float())
+            kept = Kept.all_but(score <= self.gate.offset, split.sinks, split.window)
+            if self.measure and layer not in self.recall:
+                with torch.no_grad():
+                    self._measure(layer, query, key, scale, kept, self._wanted(None, query, key, scale, kept))
+            if not self.gate.soft:
+                decided = relaxed.leaving(self.lengths, score.shape[-1], split)[:, None]
+                self.closed[layer] = (kept.rank * decided).sum() / max(1, self.gate.tokens * key.shape[1])
+                return attention_over(query, key, value, kept, scale)
+            closed = self.gate.relax(score, layer, gate.temperature)
+            share = relaxed.closed_share(closed, self.lengths, split, self.gate.tokens)
+            self.closed[layer] = share.detach()
+            bias = relaxed.bias(closed, split)
+        out = biased_attention(query, key, value, bias, scale)
+        # More closed gates are a smaller loss, as long as too few are closed: that is what the factor says.
+        return with_loss(out, -share, self.factor)
 
-    def _compare(
-        self,
-        layer: int,
-        scorer: nn.Module | None,
-        query: Tensor,
-        key: Tensor,
-        scale: float,
-        priority: Tensor,
-        rank: Tensor,
-        cutoff: Tensor,
-        keep: Tensor,
-    ) -> None:
-        """Sets the layer's boundary loss and, if asked to, its recall."""
-        split = self.split
-        with torch.no_grad():
-            target = future_target(
-                query, key, scale, split.window, self.lengths, keep if self.sparse_normaliser else None, self.power
-            )
-            # Teacher and student share the decay.
-            teacher = target if scorer is None else _static(scorer, target)
-            teacher_rank = ranks(teacher)
-            if self.measure:
-                teacher_cutoff = running_cutoff(teacher_rank, split.sinks, split.window, split.long)
-                self.recall[layer] = _recall(split, self.sample, (rank, cutoff), (teacher_rank, teacher_cutoff))
-        if scorer is not None:
-            self.boundary[layer] = boundary_loss(
-                priority,
-                teacher,
-                teacher_rank,
-                running_cutoff(teacher_rank, split.sinks, split.window, self.pairs_long),
-                self.pairs,
-                split.window,
-                margin=self.margin,
-                balance=self.balance,
-            )
+
+@dataclass(frozen=True)
+class _Ranked:
+    """What one layer keeps, the priorities of the teacher, and what that keeps at the slots of `Pairs`, where it is needed."""
+
+    kept: Kept
+    wanted: Tensor | None = None
+    teacher: Kept | None = None
+
+
+@dataclass
+class Dense:
+    """A forward pass of the teacher: every token sees all earlier ones of its document."""
+
+    documents: Documents | None = None
+
+    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Query [R, Hq, S, D], key and value [R, H, S, D] after RoPE -> output [R, Hq, S, D]."""
+        if self.documents is not None:
+            query, key, value = (self.documents.unpack(tensor) for tensor in (query, key, value))
+        out = functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True)
+        return out if self.documents is None else self.documents.pack(out)
 
 
 def student_priority(scorer: nn.Module | None, key: Tensor, value: Tensor) -> Tensor:
@@ -136,8 +204,19 @@ def _static(scorer: nn.Module, scores: Tensor) -> Tensor:
     return scorer.priority(scores, torch.arange(size, device=scores.device).expand(rows, -1))
 
 
-def masked_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor, scale: float) -> Tensor:
-    """Attention [R, Hq, S, D] under a boolean mask [R, H, S, S] that the query heads of a group share."""
+def attention_over(query: Tensor, key: Tensor, value: Tensor, kept: Kept, scale: float) -> Tensor:
+    """Attention [R, Hq, S, D] of each query over what its KV head keeps."""
+    return _attention(query, key, value, kept.mask(), scale)
+
+
+def biased_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float) -> Tensor:
+    """Attention [R, Hq, S, D] with a bias [R, H, S, S] of the logits, which gets a gradient."""
+    # The fused kernel gives a bias its gradient where it can; the plain one always does.
+    return _attention(query, key, value, bias.to(query.dtype), scale, SDPBackend.MATH)
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, *otherwise: SDPBackend) -> Tensor:
+    """Attention under a mask or bias [R, H, S, S] that the query heads of a group share."""
     rows, heads, size, dim = query.shape
     kv_heads = key.shape[1]
     group = heads // kv_heads
@@ -145,64 +224,33 @@ def masked_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor, sc
     flat = (rows * kv_heads, group, size, dim)
     single = (rows * kv_heads, 1, size, dim)
     # On a GPU this is the only fused kernel that takes such a mask.
-    fused = sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION) if query.is_cuda else nullcontext()
+    kernels = [SDPBackend.EFFICIENT_ATTENTION, *otherwise]
+    fused = sdpa_kernel(kernels) if query.is_cuda else nullcontext()
     with fused:
         out = functional.scaled_dot_product_attention(
             query.reshape(flat),
             key.reshape(single).repeat(1, group, 1, 1),
             value.reshape(single).repeat(1, group, 1, 1),
-            attn_mask=keep.reshape(rows * kv_heads, 1, size, size),
+            attn_mask=mask.reshape(rows * kv_heads, 1, size, size),
             scale=scale,
         )
     return out.reshape(rows, heads, size, dim)
 
 
-def _recall(split: Split, sample: Sample, student: tuple[Tensor, Tensor], teacher: tuple[Tensor, Tensor]) -> Tensor:
-    """Mean over heads and valid queries of |student's long-range set & teacher's| / k, a scalar."""
-    queries = sample.queries
-    token = torch.arange(student[0].shape[-1], device=queries.device)
-    eligible = (token >= split.sinks) & (token <= queries[..., None] - split.window)
-    both = eligible[:, None]
-    for rank, cutoff in (student, teacher):
-        limit = cutoff.gather(-1, queries[:, None].expand(-1, rank.shape[1], -1))
-        both = both & (rank[:, :, None] <= limit[..., None])
-    return _mean(both.sum(-1) / split.long, sample)
-
-
 @torch.no_grad()
-def _retained_mass(query: Tensor, key: Tensor, scale: float, keep: Tensor, sample: Sample) -> Tensor:
-    """Mean over heads and valid queries of the dense attention weight on kept tokens, a scalar."""
+def _retained_mass(query: Tensor, key: Tensor, scale: float, mine: Tensor, split: Split, sample: Sample) -> Tensor:
+    """Mean over heads and valid queries of the dense attention weight on kept tokens, a scalar.
+
+    `mine` [R, H, N, S] is what is kept outside sinks and window.
+    """
     rows, heads, _, dim = query.shape
     kv_heads, size = key.shape[1], key.shape[2]
     index = sample.queries[:, None, :, None]
     chosen = query.float().gather(2, index.expand(-1, heads, -1, dim))
     logits = chosen.reshape(rows, kv_heads, -1, dim) @ key.float().transpose(-1, -2) * scale
     logits = logits.reshape(rows, kv_heads, heads // kv_heads, -1, size)
-    causal = torch.arange(size, device=key.device) <= sample.queries[..., None]
+    token, at = torch.arange(size, device=key.device), sample.queries[..., None]
+    causal = token <= at
     weights = logits.masked_fill(~causal[:, None, None], -torch.inf).softmax(-1)
-    seen = keep.gather(2, index.expand(-1, kv_heads, -1, size))
-    return _mean((weights * seen[:, :, None]).sum(-1).mean(2), sample)
-
-
-def _mean(values: Tensor, sample: Sample) -> Tensor:
-    """Mean of values [R, H, N] over heads and valid queries."""
-    return (values * sample.valid[:, None]).sum() / (sample.valid.sum() * values.shape[1]).clamp(min=1)
-
-
-def _attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,  # noqa: ARG001 - part of the interface
-    *,
-    scaling: float,
-    kvbench_step: Step,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    layer = module.layer_idx
-    assert isinstance(layer, int)
-    return kvbench_step.attend(layer, query, key, value, scaling).transpose(1, 2).contiguous(), None
-
-
-AttentionInterface.register(NAME, _attention)
+    seen = mine | (causal & ((token < split.sinks) | (token > at - split.window)))[:, None]
+    return sample.mean((weights * seen[:, :, None]).sum(-1).mean(2))

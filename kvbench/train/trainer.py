@@ -1,17 +1,14 @@
-"""The training loop: a dense teacher, a student under the mask of its own scores, two losses, one checkpoint.
+"""A training: a dense teacher, a student under the mask of its own scores, one checkpoint.
 
-The LM learns from the teacher's distribution only and the scorers from the boundary loss only: the mask is
-hard and the scorers' inputs are detached, so the two share no gradient. They are clipped apart and have their
-own learning rates.
+The LM learns from the teacher's distribution. Scorers that rank learn from the boundary loss only: the mask is hard
+and their inputs are detached. Gates learn from both the distribution and their share. LM and scorers are clipped apart
+and have their own learning rates. The loop is transformers' (`loop.py`); here is what it trains and what comes of it.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import math
-import random
-import time
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -22,20 +19,25 @@ from torch import Tensor, nn
 
 from kvbench.core.budget import Budget
 from kvbench.core.errors import KvbenchError
-from kvbench.core.policy import LearnedPolicy
-from kvbench.core.task import TracedTask
+from kvbench.core.policy import GatedPolicy, LearnedPolicy, kept_share
+from kvbench.data.lock import LOCK
 from kvbench.models.checkpoint import ADAPTED_LM, MANIFEST, SCORER, Checkpoint, make_scorers
 from kvbench.models.source import LoadedModel, sliding_windows
-from kvbench.train import student
-from kvbench.train.data import Batch, Problems, stream
-from kvbench.train.losses import Sample, distillation, sample_queries
+from kvbench.train import attached, relaxed, whole
+from kvbench.train.data import RowSource
+from kvbench.train.distill import student_loss
+from kvbench.train.portion import Draw, Portion, Steps, number
+from kvbench.train.processes import Processes
 from kvbench.train.recipe import Recipe
-from kvbench.train.resume import LOG, STATE, Log, load_state, open_folder, save_state
-
-_FLUSH = 10
-"""Steps between reading losses back: reading one waits for the device."""
+from kvbench.train.resume import LOG, STATE, Log, damaged, open_folder, read_state, saved_step, write_state
+from kvbench.train.student import Objective, Step
+from kvbench.train.target import TargetKind
+from kvbench.train.teacher import Teacher
 
 Record = dict[str, Any]
+
+_BISECTIONS = 16
+_FURTHEST_SHIFT = 32.0
 
 
 class Report(Protocol):
@@ -59,18 +61,19 @@ class Silent:
 
 
 class Trainer:
-    """One training of one policy on one model.
+    """One training of one policy on one model, in this process or together with others that were launched like it.
 
     Args:
         loaded: the dense model in fp32: teacher, and start of the student. Left as it was.
         policy: with the hyper-parameters to train.
         recipe: settings.
-        tasks: sources of problems.
+        rows: what is trained on.
         out: folder of the checkpoint, the log and the state to go on from.
-        seed: decides rows, budgets, queries, and the scorers' first weights.
+        device: where it is trained; where it is loaded when None.
         workers: processes that make rows; 0 makes them in this one.
         resume: go on with what `out` holds.
-        report: called with every log record.
+        report: called with every log record, in the first process.
+        teacher_cache: folder for what the teacher says; None to keep nothing.
 
     Raises:
         KvbenchError: a level is too short for a budget, the model cannot be trained, or `out` is not free.
@@ -81,13 +84,14 @@ class Trainer:
         loaded: LoadedModel,
         policy: LearnedPolicy,
         recipe: Recipe,
-        tasks: Sequence[TracedTask],
+        rows: RowSource,
         out: Path,
         *,
-        seed: int = 0,
+        device: torch.device | None = None,
         workers: int = 0,
         resume: bool = True,
         report: Report | None = None,
+        teacher_cache: Path | None = None,
     ) -> None:
         if any(window is not None for window in sliding_windows(loaded.model.config)):
             raise KvbenchError(
@@ -97,29 +101,57 @@ class Trainer:
         self.loaded = loaded
         self.policy = policy
         self.recipe = recipe
-        self.problems = Problems(tasks, loaded.tokenizer, recipe, seed)
+        self.rows = rows
+        self.seed = rows.seed
         self.out = out
-        self.seed = seed
         self.workers = workers
         self.report: Report = report or Silent()
+        if recipe.freeze_lm and policy.scorer(loaded.geometry) is None:
+            raise KvbenchError(f"Policy '{policy.name}' has no scorer, so with a frozen LM there is nothing to train.")
         self._check_budgets()
-        open_folder(out, self._configuration(), resume=resume, leftovers=(MANIFEST, SCORER, ADAPTED_LM))
+        self.processes = Processes(device or loaded.device, recipe, out, self.seed)
+        self.device = self.processes.device
+        with self.processes.first_alone():
+            open_folder(out, self._configuration(), resume=resume, leftovers=(MANIFEST, SCORER, ADAPTED_LM, LOCK))
 
-        self.device = loaded.device
-        self.student = _copy_of(loaded.model).requires_grad_(True)
-        self.student.set_attn_implementation(student.NAME)
-        self.teacher = _copy_of(loaded.model).requires_grad_(False)
-        self.teacher.set_attn_implementation("sdpa")
+        self.draw = Draw(
+            policy, loaded.geometry, recipe.boundary_queries, recipe.boundary_future, recipe.boundary_slots
+        )
+        self.autocast = recipe.precision == "bf16" or (recipe.precision == "auto" and self.device.type == "cuda")
+        self.teacher = Teacher(
+            loaded,
+            recipe.top,
+            self.device,
+            autocast=self.autocast,
+            halved=recipe.teacher_weights == "bf16",
+            cache=teacher_cache,
+        )
+        self.student = copy.deepcopy(loaded.model).requires_grad_(not recipe.freeze_lm)
+        attached.without_dropout(self.student.modules())
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.manual_seed(self.seed)
             scorers = make_scorers(policy, loaded.geometry)
-        self.scorers = None if scorers is None else scorers.to(self.device)
-        self.optimizer = self._optimizer()
+        self._prefixes = attached.attach(loaded, self.student, None if scorers is None else scorers.to(loaded.device))
+        self.student.set_attn_implementation(attached.NAME)
+        # Tied ones once, before anything wraps them, and in an order that all processes share.
+        self._names = tuple(name for name, _ in self.student.named_parameters())
+        self.wrapped: nn.Module = self.student
+        """The student as the loop has wrapped it for several processes; itself in a single one."""
+        self._objective = Objective(
+            TargetKind(recipe.normaliser, recipe.group, recipe.count, recipe.lookahead, recipe.target_power),
+            recipe.margin,
+            recipe.balance,
+        )
 
     @property
     def finished(self) -> bool:
         """Whether the folder already holds the checkpoint of this very training."""
         return (self.out / MANIFEST).exists()
+
+    @property
+    def has_scorers(self) -> bool:
+        """Whether there is more to train than the LM."""
+        return bool(self._prefixes)
 
     def train(self, stop_after: int | None = None) -> Checkpoint | None:
         """Runs to the end and returns the checkpoint.
@@ -129,172 +161,202 @@ class Trainer:
         """
         if self.finished:
             return Checkpoint.load(self.out)
-        first = load_state(self.out, self._modules(), self.optimizer).step
-        log = Log(self.out / LOG, first)
+        from kvbench.train.loop import run
+
+        first = saved_step(self.out).step
+        log = Log(self.out / LOG, first) if self.processes.is_first else None
         try:
-            pending: list[Record] = []
-            clock = time.perf_counter()
-            for step, batch in enumerate(stream(self.problems, first, self.workers), first):
-                if step == stop_after:
-                    return None
-                pending.append(self._step(step, batch))
-                done = step + 1
-                saving = done % self.recipe.save_every == 0
-                evaluating = done % self.recipe.eval_every == 0 and done < self.recipe.steps
-                if len(pending) == _FLUSH or saving or evaluating or done == self.recipe.steps:
-                    clock = self._flush(pending, clock, log)
-                if evaluating:
-                    self._evaluate(step, log)
-                    clock = time.perf_counter()
-                if saving:
-                    save_state(self.out, done, self._modules(), self.optimizer)
-                    clock = time.perf_counter()
-            summary = self._evaluate(self.recipe.steps - 1, log)
+            if not run(self, log, first, stop_after):
+                return None
+            if isinstance(self.policy, GatedPolicy):
+                self.policy = self._calibrated(self.policy)
+            summary = self.evaluate()
+            self.record_evaluation(self.recipe.steps - 1, summary, log)
         finally:
-            log.close()
-        checkpoint = self._checkpoint(summary).save(self.out)
-        (self.out / STATE).unlink(missing_ok=True)
-        return checkpoint
+            if log is not None:
+                log.close()
+        weights = self.weights()
+        if self.processes.is_first:
+            self._checkpoint(summary, weights).save(self.out)
+            (self.out / STATE).unlink(missing_ok=True)
+        self.processes.wait()
+        return Checkpoint.load(self.out)
 
-    @torch.no_grad()
-    def evaluate(self) -> Record:
-        """Measurements on held-back problems: at each ratio over all levels, and their mean.
+    def steps(self) -> Steps:
+        """What this process trains on, by step."""
+        return Steps(self.rows, self.draw, self.processes.rank, self.processes.count)
 
-        `kl` and `top1` compare student and teacher at each token; `recall` and `mass` are those of
-        `student.Step`, means over the layers. A value that a policy does not have is None.
-        """
-        crs = sorted(set(self.problems.crs))
-        cells: dict[Fraction, list[Record]] = {cr: [] for cr in crs}
-        for level in sorted(self.recipe.levels):
-            for cr in crs:
-                cells[cr].append(self._measure(self.problems.held_back(level, cr, self.recipe.eval_rows)))
-        by_cr = {str(cr): _mean_record(records) for cr, records in cells.items()}
-        return {**_mean_record(list(by_cr.values())), "by_cr": by_cr}
+    def precompute(self) -> int:
+        """Asks the teacher about every row of the training and of its evaluations, for its cache; returns the steps done."""
+        steps = self.steps()
+        for step in range(len(steps)):
+            for portion in steps[step]:
+                self.teacher(portion)
+        for level, cr in self._cells():
+            self.teacher(self._held_back(level, cr))
+        self.processes.wait()
+        return len(steps)
 
-    def _step(self, step: int, batch: Batch) -> Record:
-        """One optimiser step. Losses in the record are tensors on the device until they are flushed."""
-        recipe = self.recipe
-        factor = recipe.lr_factor(step)
-        for group, lr in zip(self.optimizer.param_groups, (recipe.lm_lr, recipe.scorer_lr), strict=False):
-            group["lr"] = lr * factor
-        context = self._context(batch, f"{self.seed}/{step}", measure=step % _FLUSH == 0)
-        kl, _ = self._forward(batch, context)
-        boundary = _mean(context.boundary, self.device)
-        (kl + recipe.boundary_weight * boundary).backward()  # type: ignore[no-untyped-call]  # torch's own
-        norms = [nn.utils.clip_grad_norm_(group["params"], recipe.clip) for group in self.optimizer.param_groups]
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        record: Record = {"step": step, "kl": kl.detach(), "boundary": boundary.detach(), "lm_norm": norms[0]}
-        if self.scorers is not None:
-            record["scorer_norm"] = norms[1]
-        if context.recall:
-            record["recall"] = _mean(context.recall, self.device)
-        record |= {"lr": recipe.lm_lr * factor, "cr": batch.budget.cr, "budget": batch.budget.slots}
-        return record | {"level": batch.level, "rows": batch.ids.shape[0], "tokens": int(batch.lengths.sum())}
+    def forward(self, portion: Portion, step: Step) -> tuple[Tensor, Tensor]:
+        """This portion's part of the mean KL and of the share of positions with the same best token; scalars."""
+        wanted = self.teacher(portion)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
+            kl, same = student_loss(
+                self.wrapped,
+                self.student,
+                wanted,
+                portion.batch.real().to(self.device, non_blocking=True),
+                input_ids=portion.batch.ids.to(self.device, non_blocking=True),
+                position_ids=None if step.documents is None else step.documents.positions,
+                kvbench_step=step,
+            )
+        return kl / max(1, portion.positions), same / max(1, portion.positions)
 
-    def _forward(self, batch: Batch, context: student.Step) -> tuple[Tensor, Tensor]:
-        """KL, a scalar, and share of tokens at which student and teacher name the same token, a scalar."""
-        ids = batch.ids.to(self.device, non_blocking=True)
-        real = batch.real().to(self.device, non_blocking=True)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            with torch.no_grad():
-                wanted = self.teacher(input_ids=ids, use_cache=False).logits
-            logits = self.student(input_ids=ids, use_cache=False, kvbench_step=context).logits
-        kl = distillation(logits, wanted, real, self.recipe.top)
-        same = (logits.detach().argmax(-1) == wanted.argmax(-1)) & real
-        return kl, same.sum() / real.sum()
-
-    def _context(self, batch: Batch, stream_name: str, *, measure: bool) -> student.Step:
-        split = self.policy.checked_split(batch.budget.slots, self.loaded.geometry)
-        pairs_long = self._pairs_long(stream_name, split.long)
-        generator = _generator(stream_name)
-
-        def sample(long: int) -> Sample:
-            # The first query at which a layer with so many long-range slots holds more than it may keep.
-            first = split.sinks + split.window + max(0, long)
-            count = self.recipe.boundary_queries
-            return sample_queries(batch.lengths, first, self.recipe.boundary_future, count, generator).to(self.device)
-
-        return student.Step(
-            split=split,
-            lengths=batch.lengths.to(self.device),
-            sample=sample(split.long),
-            pairs=sample(pairs_long),
-            pairs_long=pairs_long,
-            scorers=self.scorers,
-            sparse_normaliser=self.recipe.normaliser == "sparse",
-            power=self.recipe.target_power,
-            margin=self.recipe.margin,
-            balance=self.recipe.balance,
+    def context(self, portion: Portion, *, measure: bool, step: int | None = None) -> Step:
+        """What the student's layers are told about a portion of a training step, or of an evaluation."""
+        gate = None
+        if isinstance(self.policy, GatedPolicy):
+            dropped = self.dropped(portion, step)
+            stream = number(f"{self.seed}/{step}/gates") if step is not None else 0
+            names = portion.names.to(self.device)
+            gate = relaxed.GateStep(self.policy.offset(1 - dropped), step is not None, stream, names, portion.leaving)
+        return Step(
+            split=portion.split,
+            lengths=portion.batch.sequences().to(self.device),
+            sample=portion.sample.to(self.device),
+            pairs=portion.pairs.to(self.device),
+            objective=self._objective,
+            documents=None if portion.documents is None else portion.documents.to(self.device),
+            gate=gate,
+            factor=torch.zeros((), device=self.device),
             measure=measure,
         )
 
-    def _pairs_long(self, stream_name: str, long: int) -> int:
-        """Long-range slots of the boundary loss: the step's, or fewer, drawn log-uniformly."""
-        least = self.recipe.boundary_slots
-        if not 0 < least < long:
-            return long
-        return round(least * (long / least) ** random.Random(f"{stream_name}/slots").random())
+    def dropped(self, portion: Portion, step: int | None) -> float:
+        """Share of tokens that gates are to drop: in the end (None), or at a step of the ramp."""
+        share = kept_share(portion.split, portion.batch.budget.reference_length)
+        progress = 1.0 if step is None else (step + 1) / self.recipe.steps
+        return relaxed.target_share(share, progress, self.recipe.ramp)
 
-    def _measure(self, batch: Batch) -> Record:
-        context = self._context(batch, f"{self.seed}/held back/{batch.level}", measure=True)
-        kl, same = self._forward(batch, context)
-        record: Record = {
-            "kl": kl.item(),
-            "top1": same.item(),
-            "boundary": None,
-            "recall": None,
-            "mass": None,
-        }
+    @torch.no_grad()
+    def evaluate(self) -> Record:
+        """Measurements on held-back rows: at each ratio over all levels, and their mean.
+
+        `kl` and `top1` compare student and teacher at each token; `recall`, `mass` and `closed` are those of
+        `student.Step`, means over the layers. A value that a policy does not have is None.
+        """
+        cells: dict[str, list[Record]] = {}
+        for level, cr in self._cells():
+            cells.setdefault(str(cr), []).append(self._measure(self._held_back(level, cr)))
+        by_cr = {cr: _mean_record(records) for cr, records in cells.items()}
+        return {**_mean_record(list(by_cr.values())), "by_cr": by_cr}
+
+    def record_evaluation(self, step: int, record: Record, log: Log | None) -> None:
+        """Logs and reports an evaluation after step `step`."""
+        if log is not None:
+            log.write({"step": step, "evaluation": record})
+            self.report.evaluation({"step": step, **record})
+
+    def weights(self) -> dict[str, Tensor]:
+        """All parameters by name, whole in the first process; to be called in all of them."""
+        return whole.weights(self.wrapped, self._names, self.processes.count)
+
+    def save(self, step: int, optimizer: torch.optim.Optimizer) -> None:
+        """Writes everything that step `step` needs, from the first process; to be called in all of them."""
+        tensors = whole.state(self.wrapped, self._names, optimizer, self.processes.count)
+        if self.processes.is_first:
+            write_state(self.out, step, tensors)
+        self.processes.wait()
+
+    def load(self, optimizer: torch.optim.Optimizer) -> None:
+        """Restores what `save` wrote.
+
+        Raises:
+            KvbenchError: the file is damaged, or of another model.
+        """
+        tensors = read_state(self.out)
+        with damaged(self.out):
+            whole.restore(self.wrapped, self._names, optimizer, tensors)
+
+    def _cells(self) -> list[tuple[int, Fraction]]:
+        return [(level, cr) for level in sorted(self.recipe.levels) for cr in sorted(set(self.rows.crs))]
+
+    def _held_back(self, level: int, cr: Fraction) -> Portion:
+        """This process's portion of an evaluation."""
+        batch = self.rows.held_back(level, cr, self.recipe.eval_rows)
+        rank = self.processes.rank
+        stream = f"{self.seed}/held back/{level}"
+        return self.draw.portions(batch, stream, self.processes.count, range(rank, rank + 1))[0]
+
+    @torch.no_grad()
+    def _measure(self, portion: Portion) -> Record:
+        context = self.context(portion, measure=True)
+        self.wrapped.eval()
+        kl, same = self.forward(portion, context)
+        found = {"kl": kl, "top1": same}
         # A level too short for a sampled query has nothing to say about sets.
-        if bool(context.sample.valid.any()):
-            measured = {"boundary": context.boundary, "recall": context.recall, "mass": context.mass}
-            record |= {name: _mean(values, self.device).item() for name, values in measured.items() if values}
-        return record
-
-    def _evaluate(self, step: int, log: Log) -> Record:
-        record = self.evaluate()
-        log.write({"step": step, "evaluation": record})
-        self.report.evaluation({"step": step, **record})
-        return record
-
-    def _flush(self, pending: list[Record], clock: float, log: Log) -> float:
-        """Reads losses back, logs and empties `pending`; returns the time."""
-        records = [
-            {name: value.item() if isinstance(value, Tensor) else value for name, value in record.items()}
-            for record in pending
-        ]
-        now = time.perf_counter()
-        speed = sum(record["tokens"] for record in records) / (now - clock)
-        pending.clear()
-        for record in records:
-            record["tokens_per_s"] = round(speed)
-            if not math.isfinite(record["kl"] + record["boundary"]):
-                raise KvbenchError(
-                    f"The loss at step {record['step']} is not a finite number; try lower learning rates."
+        if portion.sample.total:
+            found |= {
+                name: mean_of(values)
+                for name, values in (
+                    ("boundary", context.boundary),
+                    ("recall", context.recall),
+                    ("mass", context.mass),
                 )
-            log.write(record)
-            self.report.step(record)
-        return now
+                if values
+            }
+        if context.closed:
+            found["closed"] = mean_of(context.closed)
+        sums = self.processes.sums(found)
+        names = ["kl", "top1", "boundary", "recall", "mass"]
+        return {name: sums.get(name) for name in (*names, *(["closed"] if context.closed else []))}
+
+    def _calibrated(self, policy: GatedPolicy) -> GatedPolicy:
+        """The policy with the shift, for each ratio, at which the gates keep the budget's share of held-back tokens."""
+        shifts = []
+        for cr in sorted(set(self.rows.crs)):
+            portions = [self._held_back(level, cr) for level in sorted(self.recipe.levels)]
+            shares = [kept_share(portion.split, portion.batch.budget.reference_length) for portion in portions]
+            share = sum(shares) / len(shares)
+            low, high = -_FURTHEST_SHIFT, _FURTHEST_SHIFT
+            for _ in range(_BISECTIONS):
+                self.policy = policy.calibrated([(share, (low + high) / 2)])
+                closed = [self._measure(portion)["closed"] for portion in portions]
+                if sum(closed) / len(closed) < 1 - share:
+                    low = (low + high) / 2
+                else:
+                    high = (low + high) / 2
+            shifts.append((share, (low + high) / 2))
+        return policy.calibrated(shifts)
 
     def _check_budgets(self) -> None:
         """Every ratio must leave the policy enough slots at every level."""
         geometry = self.loaded.geometry
         smallest = self.policy.smallest_budget(geometry)
         for level in sorted(self.recipe.levels):
-            reference = self.problems.reference_length(level)
+            reference = self.rows.reference_length(level)
             if reference > self.loaded.max_positions:
                 raise KvbenchError(
                     f"Rows of level {level} have up to {reference} tokens, but model '{self.loaded.name}' "
                     f"supports {self.loaded.max_positions}; leave the level out."
                 )
-            for cr, text in zip(self.problems.crs, self.recipe.crs, strict=True):
+            for cr, text in zip(self.rows.crs, self.recipe.crs, strict=True):
                 slots = Budget.from_cr(cr, reference).slots
                 if slots < smallest:
                     raise KvbenchError(
                         f"Rows of level {level} are too short to train ratio {text}: they leave {slots} "
                         f"slots, but policy '{self.policy.name}' needs at least {smallest}."
                     )
+        future = self.recipe.boundary_future
+        longest = max(map(self.rows.reference_length, self.recipe.levels))
+        for cr, text in zip(self.rows.crs, self.recipe.crs, strict=True):
+            first = Budget.from_cr(cr, longest).slots
+            if first + future > longest and self.policy.scorer(geometry) is not None:
+                raise KvbenchError(
+                    f"Rows of at most {longest} tokens are too short to train ratio {text}: nothing is evicted before "
+                    f"token {first}, and a score is only taught where {future} tokens follow; use longer rows, a higher "
+                    "ratio or a smaller boundary_future."
+                )
 
     def _configuration(self) -> Record:
         return {
@@ -302,26 +364,16 @@ class Trainer:
             "parameters": dataclasses.asdict(self.policy),
             "model": self.loaded.name,
             "weights_hash": self.loaded.weights_hash,
-            "tasks": [f"{task.name}@{task.version}" for task in self.problems.tasks],
+            "tasks": self.rows.described(),
             "recipe": self.recipe.as_json(),
             "seed": self.seed,
         }
 
-    def _modules(self) -> Mapping[str, nn.Module]:
-        modules: dict[str, nn.Module] = {"lm": self.student}
-        return modules if self.scorers is None else {**modules, "scorers": self.scorers}
-
-    def _optimizer(self) -> torch.optim.AdamW:
-        recipe = self.recipe
-        groups: list[dict[str, Any]] = [{"params": list(self.student.parameters()), "lr": recipe.lm_lr}]
-        if self.scorers is not None:
-            groups.append({"params": list(self.scorers.parameters()), "lr": recipe.scorer_lr})
-        fused = self.device.type == "cuda"
-        return torch.optim.AdamW(groups, betas=recipe.betas, weight_decay=recipe.weight_decay, fused=fused)
-
-    def _checkpoint(self, summary: Record) -> Checkpoint:
-        lengths = {str(level): self.problems.reference_length(level) for level in sorted(self.recipe.levels)}
+    def _checkpoint(self, summary: Record, weights: Mapping[str, Tensor]) -> Checkpoint:
+        lengths = {str(level): self.rows.reference_length(level) for level in sorted(self.recipe.levels)}
         configuration = self._configuration()
+        lm, scorers = attached.split_apart(weights, self._prefixes)
+        frozen = self.recipe.freeze_lm
         return Checkpoint(
             policy_name=self.policy.name,
             parameters=configuration["parameters"],
@@ -331,33 +383,20 @@ class Trainer:
             trained_budgets={"crs": list(self.recipe.crs), "reference_lengths": lengths},
             recipe={**configuration["recipe"], "tasks": configuration["tasks"], "seed": self.seed},
             training={"steps": self.recipe.steps, **summary},
-            scorer_weights=None if self.scorers is None else dict(self.scorers.state_dict()),
-            lm_weights={name: value.detach().bfloat16() for name, value in self.student.named_parameters()},
+            scorer_weights=scorers or None,
+            lm_weights=None if frozen else {name: value.detach().bfloat16() for name, value in lm.items()},
         )
 
 
-def _copy_of(model: Any) -> Any:
-    """A copy without dropout."""
-    return copy.deepcopy(model).eval()
-
-
-def _generator(name: str) -> torch.Generator:
-    """A stream of random numbers that follows from its name."""
-    return torch.Generator().manual_seed(random.Random(name).getrandbits(63))
-
-
-def _mean(values: Mapping[int, Tensor], device: torch.device) -> Tensor:
-    """Mean over layers, a scalar; 0 without any."""
-    return torch.stack(list(values.values())).mean() if values else torch.zeros((), device=device)
+def mean_of(values: Mapping[int, Tensor]) -> Tensor:
+    """Mean over layers, a scalar."""
+    return torch.stack(list(values.values())).mean()
 
 
 def _mean_record(records: Sequence[Record]) -> Record:
     """Mean of each value over the records that have it."""
-    return {name: _mean_of([record[name] for record in records if record[name] is not None]) for name in records[0]}
+    return {name: _mean([record[name] for record in records if record[name] is not None]) for name in records[0]}
 
 
-def _mean_of(values: Sequence[float]) -> float | None:
+def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
-
-
-__all__ = ["Record", "Report", "Silent", "Trainer"]

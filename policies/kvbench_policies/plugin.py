@@ -12,6 +12,15 @@ _DECAY = (
     Parameter("horizon", "int", "2048", "length for which the bounds of a learned decay are set"),
 )
 
+_GATE = (
+    _SINKS,
+    _WINDOW,
+    Parameter("hidden", "int", "64", "width of the gate"),
+    Parameter("temperature", "float", "0.1", "of the logistic relaxation in training"),
+    Parameter("detached", "bool", "False", "the gate's gradient does not reach the language model"),
+    Parameter("shifts", "list", "()", "(kept share, shift) pairs that training measured"),
+)
+
 
 @hookimpl
 def kvbench_policies() -> list[PolicyEntry]:
@@ -79,7 +88,9 @@ def kvbench_policies() -> list[PolicyEntry]:
                 Parameter("features", "int", "16", "size of the features that write and read the state, even"),
                 Parameter("values", "int", "8", "size of what is written"),
                 Parameter("hidden", "int", "32", "width of the readout"),
-                Parameter("gate_cap", "float", "15.0", "soft bound of both gates"),
+                Parameter("feature_map", "str", "hedgehog", "hedgehog, or softmax"),
+                Parameter("value_projection", "bool", "True", "write a projection, not the cached value itself"),
+                Parameter("gate_cap", "float", "15.0", "soft bound of both gates, 0 for none"),
                 Parameter("head_norm", "bool", "True", "normalise what is read"),
                 Parameter("skip", "bool", "True", "the readout also sees the scored token itself"),
                 Parameter("scoring", "str", "delayed", "delayed, or immediate: read at the token's own step"),
@@ -94,6 +105,34 @@ def kvbench_policies() -> list[PolicyEntry]:
             learned=True,
             trainable=True,
             parameters=(_SINKS, _WINDOW, Parameter("hidden", "int", "64", "width of the scorer"), *_DECAY),
+        ),
+        PolicyEntry(
+            name="kvpop_linear",
+            target="kvbench_policies.kvpop_linear.policy:KvpopLinear",
+            summary="learned priority, linear in a token's own key and value (KVpop's smallest scorer)",
+            paper="KVpop, arXiv:2607.05061: the linear scorer",
+            learned=True,
+            trainable=True,
+            parameters=(_SINKS, _WINDOW, *_DECAY),
+        ),
+        PolicyEntry(
+            name="dms",
+            target="kvbench_policies.dms.policy:Dms",
+            summary="a learned gate drops each token by itself; memory is matched on average, not bounded",
+            paper="Lancucki et al. 2025, Inference-Time Hyper-Scaling with KV Cache Compression, arXiv:2506.05345",
+            learned=True,
+            trainable=True,
+            hard_budget=False,
+            parameters=_GATE,
+        ),
+        PolicyEntry(
+            name="dms_topk",
+            target="kvbench_policies.dms_topk.policy:DmsTopk",
+            summary="the gates of dms as a static priority under the hard budget",
+            paper="Lancucki et al. 2025, arXiv:2506.05345, for the gates; the ranking is ours",
+            learned=True,
+            runs_on="dms",
+            parameters=_GATE,
         ),
         PolicyEntry(
             name="streaming_llm_plus",

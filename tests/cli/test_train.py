@@ -8,6 +8,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from kvbench.cli.main import main
+from kvbench.rows import read_results
 from kvbench_tasks.vocabulary import VOCABULARY, build_tokenizer
 
 RECIPE = """
@@ -53,7 +54,7 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("policy", ["kvpop", "kvpop-mlp", "streaming_llm_plus"])
+@pytest.mark.parametrize("policy", ["kvpop", "kvpop-mlp", "kvpop_linear", "dms", "streaming_llm_plus"])
 def test_train(model: Path, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str) -> None:
     out = tmp_path / "out"
     line = [
@@ -94,12 +95,15 @@ def test_train(model: Path, recipe: Path, tmp_path: Path, capsys: pytest.Capture
         (["--policy", "kvpob"], "There is no policy named 'kvpob'; did you mean 'kvpop'"),
         (
             ["--policy", "tova"],
-            "Policy 'tova' has nothing to train; trainable: kvpop, kvpop_mlp, streaming_llm_plus.",
+            "Policy 'tova' has nothing to train; trainable: dms, kvpop, kvpop_linear, kvpop_mlp, streaming_llm_plus.",
         ),
         (
             ["--policy", "kvpop", "--recipe", "rev"],
             "There is no training recipe named 'rev'; did you mean 'ref'",
         ),
+        (["--policy", "dms_topk"], "Policy 'dms_topk' runs on a checkpoint of 'dms'; train that."),
+        (["--policy", "kvpop", "--set", "margn=1"], "There is no recipe setting named 'margn'; did you mean 'margin'"),
+        (["--policy", "kvpop", "--set", "margin"], "The setting 'margin' is not KEY=VALUE."),
         (["--policy", "kvpop", "--cr", "2"], "The compression ratio 2 is outside 0 <= cr < 1"),
         (["--policy", "kvpop", "--steps", "0"], "The recipe setting 'steps' is 0; it has to be at least 1."),
         (["--policy", "kvpop", "--policy-arg", "window"], "The policy argument 'window' is not KEY=VALUE."),
@@ -150,3 +154,49 @@ def test_wrong_input_is_one_sentence(
     assert sentence in error
     assert error.count("error: ") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_what_was_trained_runs_and_so_does_its_lm(
+    model: Path, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three steps of training with single settings from the command line, then the benchmark on what they made."""
+    out = tmp_path / "out"
+    line = ["train", "--policy", "dms", "--model", str(model), "--recipe", str(recipe), "--out", str(out)]
+    more = ["--set", "ramp=0.3", "--set", "group=mean", "--teacher-cache", str(tmp_path / "cache"), "--device", "cpu"]
+    assert main([*line, *more, "--precompute"]) == 0
+    assert "The teacher's logits for 3 steps lie in" in capsys.readouterr().out
+    assert not (out / "log.jsonl").exists()
+    assert main([*line, *more]) == 0
+    manifest = json.loads((out / "kvbench_policy.json").read_text())
+    assert (manifest["recipe"]["ramp"], manifest["recipe"]["group"]) == (0.3, "mean")
+    assert len(manifest["parameters"]["shifts"]) == 1
+    small = ["--task", "codebook", "--gen-len", "128", "--limit", "2", "--threads", "1", "--processes", "1"]
+    run = ["run", "--model", str(model), "--device", "cpu", "--budget", "60", *small, "--out", str(tmp_path / "runs")]
+    policies = ["--policy", "dms", "--policy", "dms_topk", "--checkpoint", str(out)]
+    assert main([*run, *policies]) == 0
+    assert main([*run, "--policy", "random", "--adapted-lm", str(out)]) == 0
+    rows = {row.policy: row for row in read_results(tmp_path / "runs")}
+    assert {row.status for row in rows.values()} == {"ok"}
+    assert rows["dms"].checkpoint == rows["dms_topk"].checkpoint == rows["random"].adapted_lm is not None
+    assert rows["dms_topk"].violations == 0
+    assert rows["dms_topk"].entries_mean is None
+    dms = rows["dms"]
+    assert dms.head_entries is not None
+    assert dms.entries_mean is not None
+    assert dms.entries_peak is not None
+    assert 0 < dms.entries_mean <= dms.entries_peak
+    assert dms.entries_peak <= (dms.slots or 0)
+
+
+def test_curves_of_trainings_are_drawn(
+    model: Path, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="an optional extra")
+    line = ["train", "--policy", "kvpop_mlp", "--model", str(model), "--recipe", str(recipe), "--device", "cpu"]
+    assert main([*line, "--out", str(tmp_path / "one")]) == 0
+    picture = tmp_path / "curves.svg"
+    assert main(["plot-training", str(tmp_path / "one"), "--out", str(picture)]) == 0
+    drawn = picture.read_text()
+    assert all(label in drawn for label in ("token accuracy", "recall", "retained mass", "one"))
+    assert main(["plot-training", str(tmp_path / "two"), "--out", str(picture)]) == 2
+    assert "two holds no training: it has no log.jsonl" in capsys.readouterr().err.replace("\n", " ")

@@ -9,23 +9,30 @@ from pathlib import Path
 import pytest
 
 from kvbench.core.budget import parse_cr
-from kvbench.models.checkpoint import Checkpoint, find_checkpoint
+from kvbench.models.checkpoint import Checkpoint, find_checkpoint, shipped
 from kvbench.models.huggingface import hash_files
 from kvbench.plugins import load_registry
 from kvbench.train.recipe import Recipe
 
-TRAINED = sorted(name for name, entry in load_registry().policies.items() if entry.trainable)
+NOT_YET = {"dms", "kvpop_linear"}
+"""Trainable policies whose checkpoint for the reference model does not ship yet."""
+
+TRAINED = sorted(name for name, entry in load_registry().policies.items() if entry.trainable and name not in NOT_YET)
 MODEL = Path(str(files("kvbench.models"))) / "ref"
 
 
 @pytest.mark.parametrize("policy", TRAINED)
 def test_a_checkpoint_comes_from_the_recipe(policy: str) -> None:
     told = json.loads((find_checkpoint(policy, "ref") / "kvbench_policy.json").read_text())["recipe"]
-    recipe = Recipe.load("ref").as_json()
     resolved = {"tasks", "seed"}
-    assert {name: told[name] for name in told.keys() - resolved} == json.loads(
-        json.dumps({name: recipe[name] for name in recipe.keys() - resolved})
-    )
+    # Settings that came later have defaults that change nothing.
+    assert Recipe().replace({name: told[name] for name in told.keys() - resolved}) == Recipe.load("ref")
+
+
+def test_every_trainable_policy_ships_a_checkpoint_or_is_known_not_to() -> None:
+    for name, entry in load_registry().policies.items():
+        if entry.trainable:
+            assert (shipped(name, "ref") is None) == (name in NOT_YET), name
 
 
 @pytest.mark.parametrize("policy", TRAINED)

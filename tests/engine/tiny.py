@@ -186,7 +186,7 @@ def feed(
     """Reads ids[:, :prompt] as a prompt and feeds the rest of ids [R, S] one by one."""
     rows = len(ids)
     split = split or policy.checked_split(budget, loaded.geometry)
-    setting = Setting(loaded, policy, split, scorers)
+    setting = Setting(loaded, policy, split, scorers, ids.shape[1], ids.shape[1])
     layers = setting.layers(rows, torch.arange(rows))
     with torch.inference_mode(), contact(loaded):
         logits = [prefill(setting, layers, ids[:, :prompt])]

@@ -17,7 +17,7 @@ from kvbench.harness.problems import ProblemSource
 from kvbench.models.source import LoadedModel
 from kvbench.plugins import load_registry
 
-AUDIT = Audit(4, 4, 0, 0.4, 0.5, 0.6, 100, 10, 5, 7, 3)
+AUDIT = Audit(4, 4, 0, 0.4, 0.5, 0.6, 100, 10, 5, 7, 3, ((3.0,),), False)
 RANDOM = make_policy(load_registry().policy("random"), ())[0]
 
 

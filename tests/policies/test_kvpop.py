@@ -158,8 +158,10 @@ def walk(state: DelayedState, given: Tokens, window: int, start: int = 0) -> lis
         Kvpop(window=1, decay="fixed"),
         Kvpop(window=3, skip=False, head_norm=False),
         Kvpop(window=4, scoring="immediate"),
+        Kvpop(window=4, feature_map="softmax", gate_cap=0.0),
+        Kvpop(window=4, value_projection=False),
     ],
-    ids=["default", "window 1", "plain", "immediate"],
+    ids=["default", "window 1", "plain", "immediate", "softmax without cap", "values as they are"],
 )
 @pytest.mark.parametrize("size", [1, 5, 40])
 def test_scorer_equals_naive_with_gradients(policy: Kvpop, size: int) -> None:
@@ -169,7 +171,8 @@ def test_scorer_equals_naive_with_gradients(policy: Kvpop, size: int) -> None:
     scores = scorer(given.keys, given.values)
     torch.autograd.backward((scores * weight).sum())
     weights = {name: parameter.detach().double().requires_grad_() for name, parameter in scorer.named_parameters()}
-    truth = naive.scores(weights, given.keys, given.values, policy.delay, policy.gate_cap, policy.head_norm)
+    hedgehog = policy.feature_map == "hedgehog"
+    truth = naive.scores(weights, given.keys, given.values, policy.delay, policy.gate_cap, policy.head_norm, hedgehog)
     torch.testing.assert_close(scores.detach().double(), truth.detach(), rtol=1e-4, atol=1e-5)
     torch.autograd.backward((truth * weight).sum())
     for name, parameter in scorer.named_parameters():
@@ -335,7 +338,8 @@ def test_policy_is_hashable_and_json() -> None:
         {"window": 0},
         {"sinks": -1},
         {"features": 3},
-        {"gate_cap": 0.0},
+        {"gate_cap": -1.0},
+        {"feature_map": "relu"},
         {"scoring": "late"},
         {"decay": "fast"},
         {"hidden": 0},
@@ -344,6 +348,48 @@ def test_policy_is_hashable_and_json() -> None:
 def test_wrong_hyper_parameters_are_named(wrong: dict[str, object]) -> None:
     with pytest.raises(KvbenchError, match=next(iter(wrong))):
         Kvpop(**wrong)  # type: ignore[arg-type] # wrong on purpose
+
+
+@pytest.mark.parametrize(
+    ("options", "difference", "charged"),
+    [
+        # Per head of 2 x 32 inputs: 16 features, 8 values, 32 hidden.
+        ({"feature_map": "softmax"}, 2 * 64 * 8, 3),
+        ({"value_projection": False}, -64 * 8 + (32 - 8) * 32, 9),
+        ({"skip": False}, -64 * 32, 3),
+        ({"head_norm": False}, 0, 3),
+        ({"gate_cap": 0.0}, 0, 3),
+        ({"scoring": "immediate"}, 0, 3),
+        ({"decay": "learned"}, 1, 3),
+        ({"decay": "fixed"}, 0, 3),
+    ],
+)
+def test_an_option_changes_what_it_says(options: dict[str, object], difference: int, charged: int) -> None:
+    plain, other = Kvpop(), Kvpop(**options)  # type: ignore[arg-type] # by name
+    counts = [sum(p.numel() for p in policy.scorer(GEOMETRY).parameters()) for policy in (plain, other)]
+    assert counts[1] - counts[0] == GEOMETRY.kv_heads * difference
+    assert other.split(100, GEOMETRY).charged == charged
+    assert Kvpop(**json.loads(json.dumps(dataclasses.asdict(other)))) == other
+    given = tokens(1, 40)
+    torch.manual_seed(3)
+    one = trained(plain, GEOMETRY)
+    two = trained(other, GEOMETRY)
+    shared = {name: value for name, value in one.state_dict().items() if name in two.state_dict()}
+    if difference in (0, 1, -64 * 32):
+        two.load_state_dict(shared, strict=False)
+    scores = [scorer.priority(scorer(given.keys, given.values), given.positions)[..., :20] for scorer in (one, two)]
+    assert not torch.allclose(scores[0], scores[1])
+
+
+def test_extreme_gates_without_a_cap_stay_finite() -> None:
+    policy = Kvpop(window=4, gate_cap=0.0, head_norm=False)
+    scorer, given = trained(policy, GEOMETRY), tokens(1, 60)
+    with torch.no_grad():
+        scorer.gates.mul_(1e4)
+    scores = scorer(given.keys, given.values)
+    assert bool(scores.isfinite().all())
+    torch.autograd.backward(scores.sum())
+    assert all(bool(p.grad.isfinite().all()) for p in scorer.parameters() if p.grad is not None)
 
 
 def test_state_without_scorer_is_refused() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,12 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from kvbench.models.source import LoadedModel, geometry_of
 from kvbench.train.recipe import Recipe
 from kvbench_tasks.vocabulary import VOCABULARY, build_tokenizer
+
+
+@pytest.fixture(scope="session", autouse=True)
+def imported() -> None:
+    """transformers collects garbage at every start of a training: what is imported need not be looked at again."""
+    gc.freeze()
 
 
 @pytest.fixture
@@ -65,6 +72,8 @@ def short() -> Recipe:
         warmup=2,
         boundary_queries=16,
         boundary_future=16,
+        boundary_slots=0,
+        target_power=1.0,
         eval_every=4,
         eval_rows=2,
         save_every=2,

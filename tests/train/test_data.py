@@ -99,6 +99,27 @@ def test_held_out_tasks_are_never_trained_on() -> None:
         Problems([task_class()], build_tokenizer(), Recipe(), 0)
 
 
+def test_parts_are_the_rows_of_a_step(mixed: Recipe) -> None:
+    batch = _problems(mixed)[1]
+    for count in (1, 2, 3):
+        parts = [batch.part(index, count) for index in range(count)]
+        for index, (part, chosen) in enumerate(parts):
+            assert chosen.tolist() == list(range(index, len(batch.ids), count)) or not len(
+                range(index, len(batch.ids), count)
+            )
+            for row, place in enumerate(part.places.tolist()):
+                length = int(part.lengths[row])
+                assert torch.equal(part.ids[row, :length], batch.ids[place, :length])
+        # Every position that counts is in exactly one part.
+        assert sum(int(part.real().sum()) for part, _ in parts) == int(batch.real().sum())
+
+
+def test_a_part_without_rows_trains_nothing(mixed: Recipe) -> None:
+    part, _ = _problems(mixed)[0].part(999, 1000)
+    assert part.ids.shape[0] == 1
+    assert not part.real().any()
+
+
 def test_a_level_that_no_task_has(short: Recipe) -> None:
     with pytest.raises(KvbenchError, match=r"Task 'codebook' has no problems of generation length 300; it has 128, "):
         _problems(replace(short, levels={300: 1.0}))

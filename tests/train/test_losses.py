@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvbench.core.ranking import ranks, running_cutoff
-from kvbench.train.losses import Sample, boundary_loss, distillation, sample_queries
+from kvbench.core.ranking import Kept, ranks, running_cutoff
+from kvbench.train.losses import Sample, boundary_loss, sample_queries
 
 SINKS, WINDOW, LONG = 2, 4, 5
 
@@ -26,13 +26,13 @@ def _slow_boundary(student: Tensor, teacher: Tensor, sample: Sample, margin: flo
                 eligible = sorted(range(SINKS, query - WINDOW), key=lambda t: (wanted[t], t), reverse=True)
                 incumbent = eligible[LONG - 1]
                 kept = (wanted[newcomer], newcomer) > (wanted[incumbent], incumbent)
-                weight = 1 - math.exp(-abs(wanted[newcomer] - wanted[incumbent]) / margin)
+                weight = 1 - math.exp(-abs(wanted[newcomer] - wanted[incumbent]) / margin) if margin else 1
                 difference = (mine[newcomer] - mine[incumbent]) / temperature
                 total += weight * math.log1p(math.exp(-difference if kept else difference))
     return total / count
 
 
-@pytest.mark.parametrize(("margin", "temperature"), [(0.5, 1.0), (2.0, 0.7)])
+@pytest.mark.parametrize(("margin", "temperature"), [(0.5, 1.0), (2.0, 0.7), (0.0, 1.0)])
 def test_boundary_loss_is_the_loop_over_pairs(margin: float, temperature: float) -> None:
     student, teacher = torch.randn(3, 2, 60), torch.randn(3, 2, 60)
     # Half of the teacher's scores tie with another.
@@ -41,9 +41,8 @@ def test_boundary_loss_is_the_loop_over_pairs(margin: float, temperature: float)
     first = SINKS + WINDOW + LONG
     sample = sample_queries(lengths, first, 5, 24, torch.Generator().manual_seed(1))
     assert sample.valid.sum(1).tolist() == [24, 24, 0]
-    rank = ranks(teacher)
-    cutoff = running_cutoff(rank, SINKS, WINDOW, LONG)
-    loss = boundary_loss(student, teacher, rank, cutoff, sample, WINDOW, margin=margin, temperature=temperature)
+    kept = Kept.of(teacher, SINKS, WINDOW, LONG)
+    loss = boundary_loss(student, teacher, kept, sample, margin=margin, temperature=temperature)
     assert loss.item() == pytest.approx(_slow_boundary(student, teacher, sample, margin, temperature), rel=1e-5)
 
 
@@ -59,11 +58,10 @@ def test_the_first_sampled_query_is_the_first_that_evicts() -> None:
 def test_a_perfect_student_loses_less_than_its_opposite() -> None:
     teacher = 5 * torch.randn(2, 2, 80)
     sample = sample_queries(torch.tensor([80, 80]), SINKS + WINDOW + LONG, 5, 40, torch.Generator().manual_seed(0))
-    rank = ranks(teacher)
-    cutoff = running_cutoff(rank, SINKS, WINDOW, LONG)
+    kept = Kept.of(teacher, SINKS, WINDOW, LONG)
     for balance in (False, True):
-        good = boundary_loss(teacher, teacher, rank, cutoff, sample, WINDOW, balance=balance)
-        bad = boundary_loss(-teacher, teacher, rank, cutoff, sample, WINDOW, balance=balance)
+        good = boundary_loss(teacher, teacher, kept, sample, balance=balance)
+        bad = boundary_loss(-teacher, teacher, kept, sample, balance=balance)
         assert good < 0.3 < bad
 
 
@@ -89,19 +87,25 @@ def test_queries_follow_from_the_generator() -> None:
     assert torch.equal(draw(), draw())
 
 
-@pytest.mark.parametrize("top", [3, 50])
-def test_distillation_is_the_kl_over_the_teachers_top(top: int) -> None:
-    student, teacher = torch.randn(2, 5, 11), torch.randn(2, 5, 11)
-    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]], dtype=torch.bool)
-    values = []
-    for row, position in mask.nonzero().tolist():
-        index = teacher[row, position].argsort(descending=True)[:top]
-        wanted = teacher[row, position][index].double().softmax(-1)
-        given = student[row, position].double().softmax(-1)[index]
-        values.append(float((wanted * (wanted / given).log()).sum()))
-    assert distillation(student, teacher, mask, top).item() == pytest.approx(sum(values) / len(values), rel=1e-5)
+def test_balance_weighs_both_outcomes_of_a_head_the_same() -> None:
+    student, teacher = torch.zeros(2, 2, 80), torch.randn(2, 2, 80)
+    sample = sample_queries(torch.tensor([80, 80]), SINKS + WINDOW + LONG, 5, 40, torch.Generator().manual_seed(0))
+    kept = Kept.of(teacher, SINKS, WINDOW, LONG)
+    # With equal scores and no margin every pair costs log 2, and the weights of a head sum to its pairs.
+    loss = boundary_loss(student, teacher, kept, sample, margin=0, balance=True)
+    assert loss.item() == pytest.approx(math.log(2), rel=1e-5)
+    # Without balance "the newcomer loses", which is the rule late in a row, is right most of the time.
+    older = -torch.arange(80.0).expand(2, 2, -1)
+    plain, balanced = (boundary_loss(older, teacher, kept, sample, margin=0, balance=way) for way in (False, True))
+    assert plain < balanced
 
 
-def test_distillation_of_a_model_from_itself_is_zero() -> None:
-    logits = torch.randn(2, 5, 11)
-    assert distillation(logits, logits, torch.ones(2, 5, dtype=torch.bool)).item() == pytest.approx(0, abs=1e-6)
+def test_parts_of_a_step_sum_to_its_loss() -> None:
+    student, teacher = torch.randn(4, 2, 60), torch.randn(4, 2, 60)
+    sample = sample_queries(torch.tensor([60, 50, 9, 55]), 11, 5, 24, torch.Generator().manual_seed(1))
+    whole = boundary_loss(student, teacher, Kept.of(teacher, SINKS, WINDOW, LONG), sample)
+    parts = [
+        boundary_loss(student[rows], teacher[rows], Kept.of(teacher[rows], SINKS, WINDOW, LONG), sample.take(rows))
+        for rows in (torch.tensor([0, 2]), torch.tensor([1, 3]))
+    ]
+    assert torch.stack(parts).sum().item() == pytest.approx(whole.item(), rel=1e-5)

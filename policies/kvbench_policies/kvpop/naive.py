@@ -37,7 +37,13 @@ def mlstm(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor) -> tuple[Tensor
 
 
 def scores(
-    weights: Mapping[str, Tensor], keys: Tensor, values: Tensor, delay: int, cap: float, head_norm: bool
+    weights: Mapping[str, Tensor],
+    keys: Tensor,
+    values: Tensor,
+    delay: int,
+    cap: float,
+    head_norm: bool,
+    hedgehog: bool = True,
 ) -> Tensor:
     """`KvpopScorer.forward` [R, H, S] from its named parameters (float64) and keys and values [R, H, S, D]."""
     rows, heads, size, _ = keys.shape
@@ -46,13 +52,17 @@ def scores(
     for row in range(rows):
         for head in range(heads):
             x = torch.cat([keys[row, head], values[row, head]], -1).double()
-            memory = Sums(*_nothing(weights, head))
+            written = x @ weights["value"][head] if "value" in weights else values[row, head].double()
+            memory = Sums(*_nothing(weights["key"].shape[-1] * (1 + hedgehog), written.shape[-1]))
             found = []
             for now in range(size):
                 scored = max(0, now - delay)
-                k, q = (_phi(x[token] @ weights[name][head]) for token, name in ((now, "key"), (scored, "query")))
-                gates = cap * torch.tanh((x[now] @ weights["gates"][head] + weights["gate_bias"][head, 0]) / cap)
-                y, memory = read_after(memory, q, k, x[now] @ weights["value"][head], gates[0], gates[1])
+                given = (x[token] @ weights[name][head] for token, name in ((now, "key"), (scored, "query")))
+                k, q = (_phi(z, hedgehog) for z in given)
+                gates = x[now] @ weights["gates"][head] + weights["gate_bias"][head, 0]
+                if cap:
+                    gates = cap * torch.tanh(gates / cap)
+                y, memory = read_after(memory, q, k, written[now], gates[0], gates[1])
                 if now >= delay:
                     found.append(
                         _readout({name: tensor[head] for name, tensor in weights.items()}, y, x[scored], head_norm)
@@ -61,13 +71,14 @@ def scores(
     return torch.stack(out).view(rows, heads, size)
 
 
-def _nothing(weights: Mapping[str, Tensor], head: int) -> tuple[Tensor, Tensor]:
-    features, width = 2 * weights["key"].shape[-1], weights["value"][head].shape[-1]
+def _nothing(features: int, width: int) -> tuple[Tensor, Tensor]:
     return torch.zeros(features, width, dtype=torch.float64), torch.zeros(features, dtype=torch.float64)
 
 
-def _phi(z: Tensor) -> Tensor:
+def _phi(z: Tensor, hedgehog: bool) -> Tensor:
     positive, negative = torch.exp(z), torch.exp(-z)
+    if not hedgehog:
+        return positive / positive.sum()
     return torch.cat([positive / positive.sum(), negative / negative.sum()])
 
 

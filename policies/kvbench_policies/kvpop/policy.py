@@ -26,7 +26,9 @@ class Kvpop(LearnedPolicy):
         features: size of the read and write features (dphi), even.
         values: size of what is written (dv).
         hidden: width of the readout; 32 gives about as many parameters as `kvpop_mlp`.
-        gate_cap: soft bound of both gates.
+        feature_map: `hedgehog`, [softmax(z); softmax(-z)] of half as many projected numbers, or `softmax` of as many.
+        value_projection: write W_v x; otherwise the cached value itself, and `values` is the head dimension.
+        gate_cap: soft bound of both gates; 0 for none (a hard one keeps them in the range of fp32).
         head_norm: normalise what is read.
         skip: let the readout also see the scored token itself.
         scoring: `delayed`, or `immediate` to read for a token at its own step (the ablation).
@@ -41,6 +43,8 @@ class Kvpop(LearnedPolicy):
     features: int = 16
     values: int = 8
     hidden: int = 32
+    feature_map: Literal["hedgehog", "softmax"] = "hedgehog"
+    value_projection: bool = True
     gate_cap: float = 15.0
     head_norm: bool = True
     skip: bool = True
@@ -58,8 +62,12 @@ class Kvpop(LearnedPolicy):
             raise KvbenchError(
                 f"Policy '{self.name}' needs an even number of features, at least 2, not {self.features}."
             )
-        if not 0 < self.gate_cap < 80:
-            raise KvbenchError(f"Policy '{self.name}' needs 0 < gate_cap < 80, not {self.gate_cap}.")
+        if not 0 <= self.gate_cap < 80:
+            raise KvbenchError(f"Policy '{self.name}' needs 0 <= gate_cap < 80, not {self.gate_cap}.")
+        if self.feature_map not in ("hedgehog", "softmax"):
+            raise KvbenchError(
+                f"Policy '{self.name}' knows feature_map hedgehog and softmax, not {self.feature_map!r}."
+            )
         if self.scoring not in ("delayed", "immediate"):
             raise KvbenchError(f"Policy '{self.name}' knows scoring delayed and immediate, not {self.scoring!r}.")
         if self.decay not in ("none", "fixed", "learned"):
@@ -70,9 +78,13 @@ class Kvpop(LearnedPolicy):
         """Steps between writing a token and reading for it."""
         return self.window if self.scoring == "delayed" else 0
 
+    def width(self, geometry: Geometry) -> int:
+        """Size of what is written (dv)."""
+        return self.values if self.value_projection else geometry.head_dim
+
     def split(self, budget: int, geometry: Geometry) -> Split:
         """Charges C and n in whole slots, in the same number format as keys and values (docs/kvpop.md 6)."""
-        charged = math.ceil(self.features * (self.values + 1) / (2 * geometry.head_dim))
+        charged = math.ceil(self.features * (self.width(geometry) + 1) / (2 * geometry.head_dim))
         return Split(slots=budget - charged, sinks=self.sinks, window=self.window, charged=charged)
 
     def scorer(self, geometry: Geometry) -> KvpopScorer:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from kvbench.core.policy import Geometry
     from kvbench_policies.kvpop.policy import Kvpop
 
+_BOUND = 75.0
+"""Of gates without a soft bound: beyond it the memory's arithmetic leaves fp32."""
+
 
 class KvpopScorer(Scorer):
     """Reads `x = [k; v]` of every token into a matrix memory and scores a token when it leaves the window.
@@ -27,7 +30,8 @@ class KvpopScorer(Scorer):
         y_t = what q_t = phi(W_q x_t) reads from the memory after token t + w (mlstm.py)
         score_t = a^T silu(W_o norm(y_t) + W_s x_t + b)
 
-    phi(z) = [softmax(z); softmax(-z)] (Hedgehog as KVpop describes it), cap(g) = c tanh(g / c).
+    phi(z) = [softmax(z); softmax(-z)] (Hedgehog as KVpop describes it) or softmax(z), cap(g) = c tanh(g / c). Without a value
+    projection v_j is the cached value.
 
     The readout is our composition of the parts that the paper names: head norm, skip connection from the delayed
     token, SiLU with bias, final projection that starts at zero (then every score is equal and the newest tokens
@@ -41,17 +45,23 @@ class KvpopScorer(Scorer):
 
     def __init__(self, options: Kvpop, geometry: Geometry) -> None:
         super().__init__()
-        heads, size, half = geometry.kv_heads, 2 * geometry.head_dim, options.features // 2
+        heads, size = geometry.kv_heads, 2 * geometry.head_dim
         self.delay = options.delay
-        self.features, self.width, self.cap = options.features, options.values, options.gate_cap
+        self.features, self.width, self.cap = options.features, options.width(geometry), options.gate_cap
         self.head_norm = options.head_norm
-        self.key = nn.Parameter(_truncated_identity(heads, size, half, 0))
-        self.query = nn.Parameter(_truncated_identity(heads, size, half, 0))
-        self.value = nn.Parameter(_truncated_identity(heads, size, options.values, geometry.head_dim))
+        self.signed = options.feature_map == "hedgehog"
+        projected = options.features // 2 if self.signed else options.features
+        self.key = nn.Parameter(_truncated_identity(heads, size, projected, 0))
+        self.query = nn.Parameter(_truncated_identity(heads, size, projected, 0))
+        self.value = (
+            nn.Parameter(_truncated_identity(heads, size, self.width, geometry.head_dim))
+            if options.value_projection
+            else None
+        )
         self.gates = nn.Parameter(torch.zeros(heads, size, 2))
         # A forget bias of ln(w) makes the memory last about as long as the window: 1 / (1 - sigmoid(ln w)) = w + 1.
         self.gate_bias = nn.Parameter(torch.tensor([0.0, math.log(options.window)]).repeat(heads, 1, 1))
-        self.mix = nn.Parameter(_uniform(heads, options.values, options.hidden))
+        self.mix = nn.Parameter(_uniform(heads, self.width, options.hidden))
         self.skip = nn.Parameter(_uniform(heads, size, options.hidden)) if options.skip else None
         self.bias = nn.Parameter(torch.zeros(heads, 1, options.hidden))
         self.final = nn.Parameter(torch.zeros(heads, options.hidden, 1))
@@ -84,28 +94,38 @@ class KvpopScorer(Scorer):
     def writing(self) -> tuple[Tensor, Tensor]:
         """Weight [H, 2D, O] and bias [H, 1, O] of what the written token gives: z, -z, values, 1, both gates."""
         heads, size, _ = self.key.shape
+        value: Tensor | None = self.value
+        if value is None:
+            value = torch.eye(size, device=self.key.device)[:, size // 2 :].expand(heads, -1, -1)
         # A column of zeros with bias 1 gives the values their final 1; both signs of z make phi a single softmax.
-        ones = self.key.new_zeros(heads, size, 1)
-        weight = torch.cat((self.key, -self.key, self.value, ones, self.gates / self.cap), -1)
+        ones, cap = self.key.new_zeros(heads, size, 1), self.cap or 1.0
+        weight = torch.cat((self._projected(self.key), value, ones, self.gates / cap), -1)
         before = self.key.new_zeros(heads, 1, self.features + self.width)
-        return weight, torch.cat((before, before.new_ones(heads, 1, 1), self.gate_bias / self.cap), -1)
+        return weight, torch.cat((before, before.new_ones(heads, 1, 1), self.gate_bias / cap), -1)
 
     def reading(self) -> tuple[Tensor, Tensor]:
         """Weight [H, 2D, O] and bias [H, 1, O] of what the scored token gives: z, -z, its part of the readout."""
         heads, size, _ = self.query.shape
         skip = self.query.new_zeros(heads, size, self.bias.shape[-1]) if self.skip is None else self.skip
-        weight = torch.cat((self.query, -self.query, skip), -1)
+        weight = torch.cat((self._projected(self.query), skip), -1)
         return weight, torch.cat((self.query.new_zeros(heads, 1, self.features), self.bias), -1)
 
+    def _projected(self, weight: Tensor) -> Tensor:
+        """What gives z and, for signed features, -z [H, 2D, dphi]."""
+        return torch.cat((weight, -weight), -1) if self.signed else weight
+
     def phi(self, given: Tensor) -> Tensor:
-        """Features [..., dphi] from z and -z at the start of what a token gives [..., O]."""
+        """Features [..., dphi] from z, and -z for signed features, at the start of what a token gives [..., O]."""
         both = given[..., : self.features]
+        if not self.signed:
+            return both.softmax(-1)
         return both.reshape(*both.shape[:-1], 2, self.features // 2).softmax(-1).view(both.shape)
 
     def split_written(self, given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Values with their 1 [..., dv + 1] and gates i and f [...] from what a written token gives [..., O]."""
         end = self.features + self.width + 1
-        gates = self.cap * given[..., end : end + 2].tanh()
+        gates = given[..., end : end + 2]
+        gates = self.cap * gates.tanh() if self.cap else gates.clamp(-_BOUND, _BOUND)
         return given[..., self.features : end], gates[..., 0], gates[..., 1]
 
     def split_read(self, given: Tensor) -> Tensor:

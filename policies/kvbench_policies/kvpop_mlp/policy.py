@@ -5,26 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
 from kvbench.core.decay import DecayKind
 from kvbench.core.errors import KvbenchError
-from kvbench.core.policy import Geometry, LearnedPolicy, PointwiseState, Split, StateRequest, Tokens
+from kvbench.core.policy import Geometry, LearnedPolicy, Split, StateRequest
+from kvbench.core.scored import ScoredState, trained
 from kvbench_policies.kvpop_mlp.scorer import MlpScorer
-
-
-class MlpState(PointwiseState):
-    """Scores a token when it leaves the window, from its cached key and value; keeps nothing between steps."""
-
-    def __init__(self, scorer: MlpScorer) -> None:
-        self.scorer = scorer
-
-    @torch.no_grad()
-    def priority(self, tokens: Tokens) -> Tensor:
-        """Priorities [R, H, T] in fp32."""
-        scores: Tensor = self.scorer(tokens.keys, tokens.values)
-        return self.scorer.priority(scores, tokens.positions) if self.scorer.decay.active else scores
 
 
 @dataclass(frozen=True)
@@ -64,14 +49,10 @@ class KvpopMlp(LearnedPolicy):
         """An untrained scorer for one layer."""
         return MlpScorer(geometry.kv_heads, geometry.head_dim, self.hidden, self.decay, self.horizon)
 
-    def state(self, request: StateRequest) -> MlpState:
+    def state(self, request: StateRequest) -> ScoredState:
         """Priorities from the layer's trained scorer.
 
         Raises:
             KvbenchError: the request has no scorer of this policy.
         """
-        if not isinstance(request.scorer, MlpScorer):
-            raise KvbenchError(
-                f"Policy '{self.name}' needs a trained scorer for layer {request.layer}; give its checkpoint."
-            )
-        return MlpState(request.scorer)
+        return ScoredState(trained(self, request, MlpScorer), self.decay != "none")

@@ -32,10 +32,10 @@ def _logits(queries: Tensor, keys: Tensor) -> Tensor:
 def test_equals_the_explicit_softmax(heads: int, kv_heads: int, window: int, block: int, power: float) -> None:
     queries, keys = _inputs(heads, kv_heads, 37)
     normaliser = _logits(queries, keys).logsumexp(-1).float()
-    got = future_mass(queries, keys, normaliser, SCALE, window, block, power)
+    got = future_mass(queries, keys, normaliser, SCALE, window, block, power=power)
     assert got.dtype == torch.float32
     for row in range(2):
-        expected = naive.future_mass(queries[row], keys[row], SCALE, window, power)
+        expected = naive.future_mass(queries[row], keys[row], SCALE, window, power=power)
         torch.testing.assert_close(got[row].double(), expected, atol=1e-4, rtol=1e-4)
     assert (got[..., max(0, 37 - window) :] == -torch.inf).all()
 

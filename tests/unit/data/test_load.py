@@ -74,7 +74,7 @@ def test_a_saved_data_set_is_read(tmp_path: Path) -> None:
         ("bad.parquet", b"PAR1", "bad.parquet cannot be read as .parquet"),
         ("bad.csv", b'a,b\n"1', "bad.csv cannot be read as .csv"),
         ("list.jsonl", b"[1]\n", "Row 1 of"),
-        ("data.txt", b"x", "data.txt is not a data file; kvbench reads .jsonl, "),
+        ("data.docx", b"x", "data.docx is not a data file; kvbench reads .jsonl, "),
         ("folder/a.jsonl", b"{}\n", None),
         ("two/a.jsonl", b"{}\n", "has no data file of split 'test'"),
     ],

@@ -1,0 +1,1 @@
+"""Dynamic Memory Sparsification: a learned gate decides for each token by itself whether it stays."""

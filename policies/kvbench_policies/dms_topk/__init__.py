@@ -1,0 +1,1 @@
+"""The gate of DMS as a static priority under a hard budget."""
