@@ -68,6 +68,11 @@ class Processes:
         self.device = self._device(device)
         self.rank: int = self.arguments.process_index
         self.count: int = self.arguments.world_size
+        if self.arguments.fsdp and self.count == 1:
+            raise KvbenchError(
+                "The recipe shards the model (trainer.fsdp), which takes several processes: launch it with "
+                "'torchrun --nproc-per-node N -m kvbench train ...', or add --set trainer.fsdp=false."
+            )
 
     def _device(self, loaded: torch.device) -> torch.device:
         found: torch.device = self.arguments.device

@@ -1,8 +1,14 @@
-"""What each of the processes that test_processes.py launches does: `launched.py MODEL FOLDER`."""
+"""What the processes that test_processes.py launches do: `launched.py MODEL FOLDER PORT`.
+
+Imports take longer than the trainings, so one process does them and then becomes two, each told by its environment
+what torchrun would tell it.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,5 +100,33 @@ def run(model: str, folder: Path) -> None:
     assert trainer(model, "dms", sharded(), folder / "sharded").train() is not None
 
 
+def become(rank: int, model: str, folder: Path, port: str) -> None:
+    """The life of one process."""
+    os.environ.update(
+        WORLD_SIZE="2",
+        LOCAL_WORLD_SIZE="2",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=port,
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+    )
+    told = os.open(folder / f"told-{rank}", os.O_CREAT | os.O_WRONLY)
+    os.dup2(told, 1)
+    os.dup2(told, 2)
+    try:
+        run(model, folder)
+    except BaseException:  # noqa: BLE001 - whatever it is, the other process must not be left waiting in silence
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    sys.stdout.flush()
+    os._exit(0)
+
+
 if __name__ == "__main__":
-    run(sys.argv[1], Path(sys.argv[2]))
+    children = []
+    for rank in range(2):
+        if not (child := os.fork()):
+            become(rank, sys.argv[1], Path(sys.argv[2]), sys.argv[3])
+        children.append(child)
+    sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))

@@ -175,6 +175,7 @@ def test_transformers_own_arguments(make_tiny: Make, short: Recipe, tmp_path: Pa
     for arguments, sentence in (
         ({"max_steps": 3}, "'trainer.max_steps' is kvbench's own"),
         ({"colour": "red"}, "'trainer' does not fit transformers: .*colour"),
+        ({"fsdp": True}, "which takes several processes: launch it with 'torchrun"),
     ):
         with pytest.raises(KvbenchError, match=sentence):
             _trainer(make_tiny(), replace(short, trainer=arguments), tmp_path / "other")
