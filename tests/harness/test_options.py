@@ -141,9 +141,7 @@ def test_the_papers_protocol_is_a_file(name: str, tasks: tuple[str, ...]) -> Non
     assert [Budget.from_cr(requested.cr, 16384).slots for requested in made.budgets if requested.cr] == [4096, 2048]
     assert (made.reference_length, made.samples, made.seeds) == (16384, 16, (0,))
     assert (made.temperature, made.top_p, made.top_k) == (0.6, 0.95, 20)
-    assert {"full", "streaming_llm", "streaming_llm_plus", "tova", "kvpop_mlp", "kvpop"} <= set(made.policies)
-    # DMS is in the paper's table: it belongs here as soon as there is one.
-    assert ("dms" in made.policies) == ("dms" in load_registry().policies)
+    assert set(made.policies) == {"full", "streaming_llm", "streaming_llm_plus", "tova", "dms", "kvpop_mlp", "kvpop"}
     assert made.everything
     assert not checked(RunOptions(suite=name, policies=("kvpop",))).everything
 
