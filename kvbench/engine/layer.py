@@ -120,7 +120,10 @@ class Layer:
         return out
 
     def extend(self, query: Tensor, key: Tensor, value: Tensor, scale: float, start: int) -> Tensor:
-        """A chunk of T tokens that begins at position `start` >= 1 in every row; T at most `split.long + 1`."""
+        """A chunk of T tokens that begins at position `start` >= 1 in every row; T at most `split.long + 1`.
+
+        Where slots are emptied T is at most the window: a chunk's own tokens then stay until it has attended.
+        """
         rows, heads, size, _ = key.shape
         observed = isinstance(self.state, ObservedState)
         if size == 1 and not observed:
@@ -153,11 +156,8 @@ class Layer:
         priority = unprotected(state.step(new, leaving))[..., None]
         kept = slots.priority.gather(-1, place)
         # Sinks stay protected; before the window is full nothing leaves it.
-        left = (position >= slots.sinks)[:, None]
-        slots.priority.scatter_(-1, place, torch.where(left, priority, kept))
-        if self.frees:
-            gone, held = left & (priority == -torch.inf), slots.positions.gather(-1, place)
-            slots.positions.scatter_(-1, place, torch.where(gone, _EMPTY, held))
+        slots.priority.scatter_(-1, place, torch.where((position >= slots.sinks)[:, None], priority, kept))
+        self._empty(place)
 
     def _leave_in_chunk(self, state: StaticState, new: Tokens, start: int) -> Tensor:
         """Priorities of what leaves the window while a chunk of T tokens [R, H, T] enters, the oldest first.
@@ -183,7 +183,15 @@ class Layer:
         # Before the window is full nothing leaves it.
         there = slice(min(old, max(0, slots.window - start)), old)
         slots.priority.scatter_(-1, place[..., there], priority[..., there])
+        self._empty(place)
         return priority[..., old:]
+
+    def _empty(self, place: Tensor) -> None:
+        """Empties those of the slots `place` [R, H, T] whose priority is -inf, for policies that free slots."""
+        if self.frees:
+            slots = self.slots
+            gone, held = slots.priority.gather(-1, place) == -torch.inf, slots.positions.gather(-1, place)
+            slots.positions.scatter_(-1, place, torch.where(gone, _EMPTY, held))
 
     def _write(self, place: Tensor, key: Tensor, value: Tensor, positions: Tensor, ring: Tensor) -> None:
         """Overwrites slots `place` [R, H, T] with the tokens at `positions` [R, T], protected for now."""
@@ -215,22 +223,22 @@ class Layer:
         slots.recent.scatter_(-1, recent % slots.window, places)
 
     def _prefill_freely(
-        self, query: Tensor, tokens: Tokens, priority: Tensor, scale: float, seen: Tensor | None
+        self, query: Tensor, tokens: Tokens, priority: Tensor, scale: float, counts: Tensor | None
     ) -> Tensor:
         """A prompt whose tokens go by their own priority alone."""
         gone = priority == -torch.inf
-        out = self._attend_kept(query, tokens, Kept.all_but(gone, self.slots.sinks, self.slots.window), scale, seen)
+        out = self._attend_kept(query, tokens, Kept.all_but(gone, self.slots.sinks, self.slots.window), scale, counts)
         positions = tokens.positions[:, None].expand(-1, priority.shape[1], -1).to(torch.int32)
         self._fill(replace(tokens, positions=torch.where(gone, _EMPTY, positions)), priority)
         return out
 
     def _prefill_under_mask(
-        self, query: Tensor, tokens: Tokens, priority: Tensor, scale: float, seen: Tensor | None
+        self, query: Tensor, tokens: Tokens, priority: Tensor, scale: float, counts: Tensor | None
     ) -> Tensor:
         sinks, window, capacity = self.slots.sinks, self.slots.window, self.slots.capacity
         size = priority.shape[-1]
         kept = Kept.of(priority, sinks, window, capacity - sinks - window)
-        out = self._attend_kept(query, tokens, kept, scale, seen)
+        out = self._attend_kept(query, tokens, kept, scale, counts)
         last = kept.mask(slice(size - 1, size))[..., 0, :]
         index = last.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[..., :capacity]
         entry = index[..., None].expand(-1, -1, -1, query.shape[-1])
@@ -239,19 +247,19 @@ class Layer:
         self._fill(replace(retained, positions=positions), priority.gather(-1, index))
         return out
 
-    def _attend_kept(self, query: Tensor, tokens: Tokens, kept: Kept, scale: float, seen: Tensor | None) -> Tensor:
-        """Attention of a whole prompt, in blocks of queries, each to what it keeps, whose number goes into `seen`."""
+    def _attend_kept(self, query: Tensor, tokens: Tokens, kept: Kept, scale: float, counts: Tensor | None) -> Tensor:
+        """Attention of a whole prompt, in blocks of queries, each to what it keeps; how much that is goes to `counts`."""
         size = query.shape[2]
         out = torch.empty_like(query)
         count = max(1, min(_QUERY_BLOCK, _MASK_ELEMENTS // (query.shape[0] * query.shape[1] * size)))
         for start in range(0, size, count):
             block = slice(start, min(start + count, size))
-            before = slice(0, block.stop)
-            mask = kept.mask(block)[..., before]
-            if seen is not None:
-                seen[..., block] = mask.sum(-1)
+            seen = slice(0, block.stop)
+            mask = kept.mask(block)[..., seen]
+            if counts is not None:
+                counts[..., block] = mask.sum(-1)
             out[:, :, block] = attention.under_mask(
-                query[:, :, block], tokens.keys[:, :, before], tokens.values[:, :, before], mask, scale
+                query[:, :, block], tokens.keys[:, :, seen], tokens.values[:, :, seen], mask, scale
             )
         return out
 

@@ -102,13 +102,10 @@ def chunk_for(setting: Setting, wanted: int | None, longest: int) -> int | None:
     """
     # Sliding-window layers evict by position, one token at a time.
     sliding = any(window is not None for window in sliding_windows(setting.loaded.model.config))
-    largest = 1 if sliding else max(1, setting.split.long + 1)
+    bounded = setting.policy.hard_budget
+    largest = 1 if sliding else max(1, setting.split.long + 1 if bounded else setting.split.window)
     if wanted is None:
         return None if setting.policy.static or longest <= setting.capacity else min(_CHUNK, largest)
-    if not setting.policy.hard_budget:
-        raise KvbenchError(
-            f"Policy '{setting.policy.name}' has no hard budget and takes no chunks; leave the chunk out to feed it exactly."
-        )
     if not 1 <= wanted <= largest:
         raise KvbenchError(
             f"Policy '{setting.policy.name}' with {setting.split.slots} slots can take between 1 and {largest} tokens "

@@ -351,11 +351,14 @@ class Trainer:
         longest = max(map(self.rows.reference_length, self.recipe.levels))
         for cr, text in zip(self.rows.crs, self.recipe.crs, strict=True):
             first = Budget.from_cr(cr, longest).slots
+            if self.recipe.boundary_slots:
+                # The boundary loss imagines as few slots as this.
+                first = min(first, smallest - 1 + self.recipe.boundary_slots)
             if first + future > longest and self.policy.scorer(geometry) is not None:
                 raise KvbenchError(
-                    f"Rows of at most {longest} tokens are too short to train ratio {text}: nothing is evicted before "
-                    f"token {first}, and a score is only taught where {future} tokens follow; use longer rows, a higher "
-                    "ratio or a smaller boundary_future."
+                    f"Rows of at most {longest} tokens are too short to train ratio {text}: the first decision that "
+                    f"could be taught comes at token {first}, and {future} tokens have to follow it; use longer rows, a "
+                    "higher ratio or a smaller boundary_future."
                 )
 
     def _configuration(self) -> Record:

@@ -263,9 +263,11 @@ def test_rows_too_short_for_the_ratio(make_tiny: Make, short: Recipe, tmp_path: 
 
 
 def test_rows_too_short_for_anything_to_be_taught(make_tiny: Make, short: Recipe, tmp_path: Path) -> None:
-    recipe = replace(short, boundary_future=80)
-    with pytest.raises(KvbenchError, match=r"at most 150 tokens are too short to train ratio 0.5: nothing is evicted"):
-        _trainer(make_tiny(), recipe, tmp_path / "out")
+    for recipe in (replace(short, boundary_future=80), replace(short, boundary_future=140, boundary_slots=8)):
+        with pytest.raises(
+            KvbenchError, match=r"at most 150 tokens are too short to train ratio 0.5: the first decision"
+        ):
+            _trainer(make_tiny(), recipe, tmp_path / "out")
     _trainer(make_tiny(), recipe, tmp_path / "out", "streaming_llm_plus")
 
 
