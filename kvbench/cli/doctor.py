@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvbench.core.errors import KvbenchError
+from kvbench.core.task import Task
 from kvbench.plugins import Registry, load_registry
 
 PACKAGES = ("kvbench", "torch", "transformers", "safetensors", "tokenizers", "numpy", "pandas", "pyarrow", "scipy")
@@ -24,7 +25,11 @@ def doctor() -> None:
     problems = [*_torch_problems(console), *_target_problems(registry), *map(str, registry.broken)]
     count = sum(len(entries) for entries in registry.by_kind().values())
     if not problems:
-        console.print(f"[green]ok[/green]  {count} policies, tasks and models, all of them load")
+        missing = _missing(registry)
+        for sentence in missing:
+            console.print(f"[yellow]missing[/yellow]  {escape(sentence)}")
+        able = "" if missing else "; every task can run here"
+        console.print(f"[green]ok[/green]  {count} policies, tasks and models, all of them load{able}")
         return
     for problem in problems:
         console.print(f"[red]broken[/red]  {escape(problem)}")
@@ -63,3 +68,13 @@ def _target_problems(registry: Registry) -> list[str]:
             except KvbenchError as error:
                 problems.append(f"{kind} {name} of {registry.origins[kind, name]}: {error}")
     return problems
+
+
+def _missing(registry: Registry) -> list[str]:
+    """Why tasks cannot run on this machine: nothing is broken, a package or a right is not there."""
+    found = {}
+    for name, entry in registry.tasks.items():
+        task = entry.load()
+        if isinstance(task, type) and issubclass(task, Task):
+            found[name] = task.unavailable()
+    return [f"task {name} cannot run here. {reason}" for name, reason in found.items() if reason is not None]

@@ -18,6 +18,7 @@ import kvbench
 from kvbench.cli.describe import describe
 from kvbench.cli.doctor import doctor
 from kvbench.cli.list import list_entries
+from kvbench.cli.lm_eval import lm_eval
 from kvbench.cli.plot_training import plot_training
 from kvbench.cli.run import run
 from kvbench.cli.table import table
@@ -28,12 +29,16 @@ COMMANDS: tuple[tuple[str, Callable[..., None]], ...] = (
     ("run", run),
     ("table", table),
     ("train", train),
+    ("lm-eval", lm_eval),
     ("plot-training", plot_training),
     ("list", list_entries),
     ("describe", describe),
     ("doctor", doctor),
 )
 """Name -> function, in the order of `kvbench --help`."""
+
+_PASSES_ON = frozenset({"lm-eval"})
+"""Commands whose arguments, from the first on, are those of another program."""
 
 DONE = 0
 FAILED = 1
@@ -75,7 +80,11 @@ def build_app() -> typer.Typer:
     )
     app.callback()(_options)
     for name, function in COMMANDS:
-        app.command(name)(function)
+        if name in _PASSES_ON:
+            settings = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+            app.command(name, context_settings=settings)(function)
+        else:
+            app.command(name)(function)
     return app
 
 

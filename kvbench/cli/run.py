@@ -210,6 +210,11 @@ class Screen:
         self._bar.update(self._task, description=f"{cell.policy} {cell.cr or ''} {cell.task} {cell.gen_length}")
         return self._add
 
+    def grading(self, done: int, completions: int) -> None:
+        """After each completion that is graded."""
+        assert self._task is not None
+        self._bar.update(self._task, description=f"grading {done} of {completions}")
+
     def closed(self, result: Result) -> None:
         """After each cell."""
         assert self._task is not None
@@ -256,6 +261,9 @@ def _show_plan(plan: Plan, console: Console) -> None:
     others = len(plan.planned) - len(plan.mine)
     elsewhere = f"; {others} more in other shards" if others else ""
     console.print(f"{len(plan.mine)} cells{elsewhere}, at most {tokens:,} new tokens", highlight=False)
+    short = {(p.cell.task, p.cell.problems, p.cell.problems_requested) for p in plan.mine if p.cell.problems_requested}
+    for task, there, requested in sorted(short):
+        console.print(f"{task} has {there} of {requested} problems", highlight=False)
 
 
 def _show_result(finished: Finished, console: Console) -> None:

@@ -29,6 +29,9 @@ def table(
     ] = Format.text,
     gen_len: Annotated[list[int] | None, typer.Option("--gen-len", help="Only these generation lengths.")] = None,
     task: Annotated[list[str] | None, typer.Option("--task", help="Only these tasks.")] = None,
+    k: Annotated[
+        list[int] | None, typer.Option("--k", help="pass@k for this k; as many as there are samples if left out.")
+    ] = None,
 ) -> None:
     """Show the rows of one or more runs: relative scores are paired with the dense rows of all folders.
 
@@ -37,6 +40,9 @@ def table(
     from kvbench.report.load import load
     from kvbench.report.tables import only, render, show
 
+    ks = tuple(sorted(set(k or ())))
+    if ks and ks[0] < 1:
+        raise KvbenchError(f"--k is {ks[0]}; it has to be at least 1.")
     stored = load(folders)
     if gen_len or task:
         tasks = {canonical(name) for name in task or ()}
@@ -48,6 +54,6 @@ def table(
             raise KvbenchError("None of the rows has that task or generation length.")
     console = Console()
     if form is Format.text and console.is_terminal:
-        show(stored, console)
+        show(stored, console, ks)
         return
-    sys.stdout.write(render(stored, form.value))
+    sys.stdout.write(render(stored, form.value, ks))

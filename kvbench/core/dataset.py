@@ -20,6 +20,7 @@ class Source:
         split: of the data set.
         gated: its owner wants its terms accepted first.
         files: files of the repository to read, as JSON lines, where `datasets` no longer runs the repository's own script.
+        package: a copy inside a package that may be installed, `import_name:path`; it is preferred to the hub.
     """
 
     path: str
@@ -27,6 +28,7 @@ class Source:
     split: str = "test"
     gated: bool = False
     files: tuple[str, ...] = ()
+    package: str = ""
 
     @property
     def key(self) -> str:

@@ -2,7 +2,7 @@
 
 `m_t = mean over d >= t + w of p_{d -> t}` with `p = exp(logit - LSE_d)`, computed as the transposed log-sum-exp over
 queries of `logit - LSE_d` in blocks of keys (KVpop, section on the future-attention target; docs/kvpop.md 3). Nothing S x S is
-held at once.
+held at once. The power mean `(mean of p^a)^(1/a)` is ours: a = 1 is the paper's mean, a large a the largest single use.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ def future_mass(
     scale: float,
     window: int,
     block: int = 1024,
+    power: float = 1.0,
     *,
     lengths: Tensor | None = None,
     lookahead: int = 0,
     count: bool = True,
 ) -> Tensor:
-    """Log mean future mass per query head.
+    """Log power mean of the future attention per query head.
 
     Args:
         queries: [R, Hq, S, D] after RoPE.
@@ -36,6 +37,7 @@ def future_mass(
         scale: factor of the dot product.
         window: protected tokens w; the first query that can miss token t is t + w.
         block: keys handled at once.
+        power: exponent a > 0 of the mean.
         lengths: true length of each row [R]; later queries are padding and count for nothing. None: all are real.
         lookahead: the last query that counts for token t is t + w + lookahead; 0 for no such limit.
         count: the mean over the queries that count; otherwise their sum (the ablation: it favours early tokens).
@@ -63,15 +65,15 @@ def future_mass(
         logits -= shift[..., first:last]
         age = query[first:last] - query[start:stop, None] - window
         logits.masked_fill_((age < 0) | (age > lookahead) if lookahead else age < 0, -torch.inf)
-        out[..., start:stop] = logits.logsumexp(-1)
+        out[..., start:stop] = logits.mul_(power).logsumexp(-1)
     out = out.reshape(rows, heads, size)
     if not count:
-        return out
+        return out / power
     end = torch.full((1,), size, device=query.device) if lengths is None else lengths
     counted = (end[:, None] - window - query).clamp(min=1)
     if lookahead:
         counted = counted.clamp(max=lookahead + 1)
-    return out - counted.float().log()[:, None]
+    return (out - counted.float().log()[:, None]) / power
 
 
 def group_target(log_mass: Tensor, kv_heads: int, group: str = "max") -> Tensor:

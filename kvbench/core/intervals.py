@@ -44,6 +44,36 @@ def score_interval(means: Sequence[float], samples: int = 1) -> Estimate:
     return wilson(score, min(max(effective, problems), problems * samples))
 
 
+def ratio_interval(sums: Sequence[float], counts: Sequence[int]) -> Estimate | None:
+    """Mean score of completions of which problems have different numbers, clustered by problem.
+
+    A ratio of two sums: its variance is that of the linearised residuals (Cochran 1977, section 6.3), and the interval is
+    Wilson's at the effective number of completions, as in `score_interval`, which it equals when all counts are equal.
+
+    Args:
+        sums: of the scores of each problem's completions.
+        counts: of these completions; a problem may have none.
+
+    Returns:
+        None when there are no completions at all.
+    """
+    number = np.array(counts, dtype=float)
+    scores = np.array(sums)[number > 0]
+    number = number[number > 0]
+    if not len(number):
+        return None
+    total = float(number.sum())
+    score = float(scores.sum()) / total
+    # As many equal problems as would vary like these, should all completions of each agree.
+    least = total**2 / float((number**2).sum())
+    residuals = scores - score * number
+    problems = len(number)
+    variance = problems / (problems - 1) * float((residuals**2).sum()) / total**2 if problems > 1 else 0.0
+    if not 0 < score < 1 or variance == 0:
+        return wilson(score, least)
+    return wilson(score, min(max(score * (1 - score) / variance, least), total))
+
+
 def wilson(score: float, n: float) -> Estimate:
     """Wilson's interval for a proportion; `n` need not be whole, which is why it is not scipy's `binomtest`."""
     centre = (score + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
@@ -51,17 +81,20 @@ def wilson(score: float, n: float) -> Estimate:
     return Estimate(score, min(score, max(0.0, centre - half)), max(score, min(1.0, centre + half)))
 
 
-def mean_interval(means: Sequence[float]) -> Estimate:
-    """Mean of numbers in 0..1, one a problem, with Student's interval; no limits when nothing varies."""
+def mean_interval(means: Sequence[float], most: float = 1.0, least: float = 0.0) -> Estimate:
+    """Mean of numbers in least..most, one a problem, with Student's interval; no limits when nothing varies."""
     value = float(np.mean(means))
     spread = float(stats.sem(means)) if len(means) > 1 else 0.0
     if spread == 0:
         return Estimate(value, None, None)
     lo, hi = stats.t.interval(LEVEL, len(means) - 1, loc=value, scale=spread)
-    return Estimate(value, max(0.0, float(lo)), min(1.0, float(hi)))
+    return Estimate(value, max(least, float(lo)), min(most, float(hi)))
 
 
-def pass_at_k(correct: Sequence[int], samples: int, k: int) -> float:
-    """Unbiased probability that one of k completions is right; `correct` is how many of `samples` are, per problem."""
+def pass_at_k(correct: Sequence[int], samples: int, k: int) -> Estimate:
+    """Probability that one of k completions is right, without bias; `correct` is how many of `samples` are, per problem.
+
+    Of n samples there are n // k disjoint draws, which bounds what they can tell beyond one draw a problem.
+    """
     missed = [special.comb(samples - right, k) / special.comb(samples, k) for right in correct]
-    return 1 - float(np.mean(missed))
+    return score_interval([1 - float(share) for share in missed], samples // k)

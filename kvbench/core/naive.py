@@ -48,7 +48,13 @@ def streamed_sets(priority: list[float], sinks: int, window: int, k: int) -> lis
 
 
 def future_mass(
-    queries: Tensor, keys: Tensor, scale: float, window: int, lookahead: int = 0, count: bool = True
+    queries: Tensor,
+    keys: Tensor,
+    scale: float,
+    window: int,
+    power: float = 1.0,
+    lookahead: int = 0,
+    count: bool = True,
 ) -> Tensor:
     """`future_mass.future_mass` by an explicit softmax: queries [Hq, S, D], keys [H, S, D] -> log mean mass [Hq, S]."""
     size = queries.shape[1]
@@ -59,6 +65,6 @@ def future_mass(
     out = torch.full((queries.shape[0], size), -torch.inf, dtype=torch.float64)
     for token in range(size - window):
         last = min(size - 1, token + window + lookahead) if lookahead else size - 1
-        received = weights[:, token + window : last + 1, token]
-        out[:, token] = (received.mean(-1) if count else received.sum(-1)).log()
+        received = weights[:, token + window : last + 1, token].pow(power)
+        out[:, token] = (received.mean(-1) if count else received.sum(-1)).log() / power
     return out

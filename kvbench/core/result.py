@@ -112,6 +112,13 @@ class Result:
         truncated, truncated_lo, truncated_hi: share of completions that ended at the cap.
         prompt_length: mean tokens of a prompt.
         output_length, output_length_lo, output_length_hi: mean tokens of a completion.
+        nll, nll_lo, nll_hi: of scored documents: mean negative log-likelihood in nats a token, 95 % over documents.
+        nll_excess, nll_excess_lo, nll_excess_hi: the same less the dense base model's, paired by document.
+        kl, kl_lo, kl_hi: of scored documents: KL(dense base model || this) in nats a token. `score` is then the share of
+            tokens at which both have the same favourite.
+        metrics: all numbers of a task of lm-eval, as a JSON object; `score` is the first of them.
+        without_eviction: requests of a task of lm-eval that fit the budget, so that nothing could be evicted from them.
+        feeding: of scored documents: `exact`, `token` or `chunks of c`; numbers of different feedings do not compare.
         cr_mean, cr_peak, cr_end: achieved 1 - retained / seen: mean of all steps, at the fullest step, at the end.
         slots: entries that the tensors can hold per layer and KV head.
         evictions: entries overwritten.
@@ -185,6 +192,18 @@ class Result:
     output_length: float | None = None
     output_length_lo: float | None = None
     output_length_hi: float | None = None
+    nll: float | None = None
+    nll_lo: float | None = None
+    nll_hi: float | None = None
+    nll_excess: float | None = None
+    nll_excess_lo: float | None = None
+    nll_excess_hi: float | None = None
+    kl: float | None = None
+    kl_lo: float | None = None
+    kl_hi: float | None = None
+    metrics: str | None = None
+    without_eviction: int | None = None
+    feeding: str | None = None
     cr_mean: float | None = None
     cr_peak: float | None = None
     cr_end: float | None = None

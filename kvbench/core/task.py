@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, ClassVar, Literal
@@ -59,6 +59,7 @@ class Task(ABC):
         held_out: no policy is trained on this task.
         levels: generation lengths, in tokens, for which there are problems; () for any.
         chat: a prompt is a user's message: it goes through the tokenizer's chat template, if that has one.
+        grades_apart: grading waits for other processes, so that several completions are graded at a time, in threads.
     """
 
     name: ClassVar[str]
@@ -66,6 +67,12 @@ class Task(ABC):
     held_out: ClassVar[bool] = False
     levels: ClassVar[tuple[int, ...]] = ()
     chat: ClassVar[bool] = False
+    grades_apart: ClassVar[bool] = False
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        """Return why the task cannot run on this machine, as a sentence; None if it can."""
+        return None
 
     @abstractmethod
     def problems(self, gen_len: int, n: int, seed: int, split: Split = "eval") -> list[Problem]:
@@ -78,6 +85,10 @@ class Task(ABC):
     def longest_prompt(self, gen_len: int) -> int:
         """Return how many tokens the longest prompt of a level has; 0: that of the problems that are there."""
         return 0
+
+    def new_tokens(self, gen_len: int) -> int:
+        """Return how many tokens an answer of a level may have."""
+        return gen_len
 
     @abstractmethod
     def grade(self, problem: Problem, completion: str) -> Grade:
@@ -135,6 +146,55 @@ class DatasetTask(Task):
             f"Row {index + 1} of {self.rows.name} has no value in column {wanted}, which task '{self.name}' needs; "
             f"it has {', '.join(map(str, record)) or 'no columns'}."
         )
+
+
+Count = Callable[[str], int]
+"""How many tokens a text has for the model that is measured."""
+
+
+class LongPromptTask(Task):
+    """A task whose levels are lengths of the prompt, filled up for whatever tokenizer; answers are short.
+
+    Attributes:
+        answer_tokens: how many tokens an answer may have.
+    """
+
+    answer_tokens: ClassVar[int]
+
+    @abstractmethod
+    def fitted(self, length: int, n: int, seed: int, count: Count, split: Split = "eval") -> list[Problem]:
+        """Return the first `n` problems whose prompts have at most `length` tokens, and hardly fewer.
+
+        Raises:
+            KvbenchError: not even a prompt without filling is that short.
+        """
+
+    def problems(self, gen_len: int, n: int, seed: int, split: Split = "eval") -> list[Problem]:
+        """Return problems for a tokenizer of four characters a token."""
+        return self.fitted(gen_len, n, seed, lambda text: -(-len(text) // 4), split)
+
+    def longest_prompt(self, gen_len: int) -> int:
+        return gen_len
+
+    def new_tokens(self, gen_len: int) -> int:
+        return self.answer_tokens
+
+
+class ScoringTask(Task):
+    """A task whose problems are documents in `prompt`: the model is told every token and asked how likely it found it.
+
+    The generation length is the number of tokens of a document that are read.
+    """
+
+    def longest_prompt(self, gen_len: int) -> int:
+        return gen_len
+
+    def new_tokens(self, gen_len: int) -> int:
+        return 0
+
+    def grade(self, problem: Problem, completion: str) -> Grade:
+        """Refuse: nothing is written that could be graded."""
+        raise KvbenchError(f"Task '{self.name}' scores documents; there are no completions to grade.")
 
 
 class TracedTask(Task):

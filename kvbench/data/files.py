@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import hashlib
 import io
 import json
 import re
 import sys
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,9 @@ from kvbench.core.errors import KvbenchError
 def read_local(path: Path, source: Source) -> Rows:
     """Read a file, a folder of data files, or a data set that `datasets` saved.
 
-    Of a folder, files count that are named like the split (`test.jsonl`, `data/test-00000-of-00001.parquet`), below the
-    folder named like the configuration where there is one; a single file counts whatever its name.
+    Of a folder, the files count that the source names; without any, those that are named like the split (`test.jsonl`,
+    `data/test-00000-of-00001.parquet`), below the folder named like the configuration where there is one. A single file
+    counts whatever its name.
 
     Raises:
         KvbenchError: there is nothing to read, or it is damaged.
@@ -46,6 +49,8 @@ def read_local(path: Path, source: Source) -> Rows:
 def _files_of(folder: Path, source: Source) -> list[Path]:
     if source.config and (folder / source.config).is_dir():
         folder = folder / source.config
+    if source.files and all((folder / file).is_file() for file in source.files):
+        return [folder / file for file in source.files]
     files = sorted(file for file in folder.rglob("*") if file.suffix in _READERS)
     named = [file for file in files if source.split in re.split(r"[-_.]", file.name)]
     if not named and len(files) != 1:
@@ -76,6 +81,13 @@ def _json_lines(content: bytes) -> list[Any]:
     return [json.loads(line) for line in content.decode("utf-8").split("\n") if line.strip()]
 
 
+def _packed_json_lines(content: bytes) -> list[Any]:
+    try:
+        return _json_lines(gzip.decompress(content))
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(str(error)) from error
+
+
 def _json(content: bytes) -> list[Any]:
     found = json.loads(content)
     return found if isinstance(found, list) else [found]
@@ -102,6 +114,7 @@ def _paragraphs(content: bytes) -> list[Any]:
 
 _READERS: dict[str, Callable[[bytes], list[Any]]] = {
     ".jsonl": _json_lines,
+    ".gz": _packed_json_lines,
     ".json": _json,
     ".parquet": _parquet,
     ".csv": _csv,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from kvbench.core.dataset import Rows, Source
@@ -15,16 +16,17 @@ def load(source: Source, where: str | None, lock: Lock, option: str = "--data TA
 
     Args:
         source: where it lies on the hub.
-        where: a local copy: one file (.jsonl, .json, .parquet, .csv, or .txt with a paragraph a record), a folder of them, or a
-            saved data set.
+        where: a local copy: one file (.jsonl, .json, .parquet, .csv, .jsonl.gz, or .txt with a paragraph a record), a folder of
+            them, or a saved data set.
         lock: what it was before.
         option: what the user has to write to name a local copy; for error messages.
 
     Raises:
         KvbenchError: it cannot be read, is empty, or is not what the lock says.
     """
-    if where is not None:
-        rows = read_local(Path(where), source)
+    copy = Path(where) if where is not None else _packaged(source)
+    if copy is not None:
+        rows = read_local(copy, source)
     else:
         from kvbench.data.hub import read_hub
 
@@ -39,3 +41,11 @@ def load(source: Source, where: str | None, lock: Lock, option: str = "--data TA
         raise KvbenchError(f"{rows.name} has no records.")
     lock.hold(source.key, rows.revision)
     return rows
+
+
+def _packaged(source: Source) -> Path | None:
+    """The copy in a package, if that is installed; the package is not imported."""
+    name, _, path = source.package.partition(":")
+    spec = find_spec(name) if name else None
+    folders = (spec.submodule_search_locations or []) if spec is not None else []
+    return next((file for folder in folders if (file := Path(folder, path)).is_file()), None)

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
+from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from kvbench.core.errors import KvbenchError
+from kvbench.core.policy import Policy
 from kvbench.engine.layer import Layer
 from kvbench.engine.requests import Audit
 from kvbench.engine.rows import Rows
 from kvbench.engine.run import Setting
 from kvbench.models.source import sliding_windows
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class Auditor:
         self._managed = [layer for layer, window in zip(rows.layers, windows, strict=True) if window is None]
         self._sliding = [layer for layer, window in zip(rows.layers, windows, strict=True) if window is not None]
         self._policy = setting.policy
-        self._check_charged_state()
+        _check_charged_state(self._managed, self._policy)
         count, device = len(rows.ids), rows.ids.device
         self._removed = torch.zeros(count, dtype=torch.float64, device=device)
         self._removed_now = torch.zeros(count, dtype=torch.float64, device=device)
@@ -102,45 +107,128 @@ class Auditor:
         Raises:
             KvbenchError: the policy's charged state has grown beyond what it pays for.
         """
-        self._check_charged_state()
-        # fsum: the order in which requests ended leaves no trace, not even in the last bit.
-        peak = max(request.peak for request in self._closed)
         rows = len(self._rows.ids)
-        bytes_of = _live_bytes(self._managed)
-        heads = (self._held.double() / self._notes).tolist()
-        return Audit(
-            slots=max(layer.slots.capacity for layer in self._managed),
-            peak=peak,
-            violations=int(self._violations),
-            cr_mean=fsum(request.removed for request in self._closed) / sum(request.steps for request in self._closed),
-            cr_peak=1 - peak / self._reference,
-            cr_end=fsum(request.removed_at_end for request in self._closed) / len(self._closed),
-            kv_bytes=bytes_of[0] // rows,
-            scorer_bytes=bytes_of[1] // rows,
-            metadata_bytes=bytes_of[2] // rows,
-            evictions=sum(request.evictions for request in self._closed),
-            sliding_bytes=sum(_live_bytes(self._sliding)) // rows,
-            head_entries=tuple(tuple(layer) for layer in heads),
+        return _audit(
+            self._closed,
+            self._managed,
+            self._sliding,
+            self._policy,
+            rows,
+            self._reference,
+            int(self._violations),
+            self._held / self._notes,
         )
 
-    def _check_charged_state(self) -> None:
-        """Refuses a policy that stores more than the slots that it gave up would have held.
+
+class PassageAuditor:
+    """Watches one `score` call, a batch of fresh rows at a time."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._held: Tensor | int = 0
+        self._notes = 0
+        self._windows = sliding_windows(setting.loaded.model.config)
+        self._layers: Sequence[Layer] = ()
+        self._closed: list[_Closed] = []
+        self._violations = 0
+
+    def held(self, layers: Sequence[Layer]) -> Tensor:
+        """Entries that each layer, row and head holds now [L, R, H], from the positions tensors of managed layers."""
+        return torch.stack([(layer.slots.positions >= 0).sum(-1) for layer in self.managed(layers)])
+
+    def managed(self, layers: Sequence[T]) -> list[T]:
+        """Those of one thing a layer whose layers a policy manages."""
+        return [layer for layer, window in zip(layers, self._windows, strict=True) if window is None]
+
+    def batch(self, layers: Sequence[Layer], lengths: Sequence[int], held: Tensor, seen: Tensor) -> None:
+        """Rows have ended after `lengths` tokens; they had `held` [L, R, H, n] entries when they had `seen` [n] tokens."""
+        self._layers = layers
+        removed = 1 - held.double().mean((0, 2)) / seen
+        over = held > self._setting.split.slots
+        for row, length in enumerate(lengths):
+            # A longer row's tokens beyond this one's end are not its own.
+            steps = int((seen <= length).sum())
+            self._violations += int(over[:, row, :, :steps].sum())
+            self._held = self._held + held[:, row, :, :steps].sum(-1)
+            self._notes += steps
+            self._closed.append(
+                _Closed(
+                    removed=float(removed[row, :steps].sum()),
+                    steps=steps,
+                    removed_at_end=float(removed[row, steps - 1]),
+                    peak=int(held[:, row, :, :steps].max()),
+                    evictions=int((length - held[:, row, :, steps - 1]).sum()),
+                )
+            )
+
+    def result(self) -> Audit:
+        """Totals over all rows; bytes are those of the last batch, since all rows have slots of one size.
 
         Raises:
-            KvbenchError: in some layer, the bytes of charged state per row and KV head exceed those of the charged slots.
+            KvbenchError: the policy's charged state has grown beyond what it pays for.
         """
-        if not self._policy.hard_budget:
-            return
-        for layer in self._managed:
-            keys, charged = layer.slots.keys, layer.split.charged
-            stored = _bytes(layer.state.charged()) / (keys.shape[0] * keys.shape[1])
-            paid = charged * 2 * keys.shape[3] * keys.element_size()
-            if stored > paid:
-                raise KvbenchError(
-                    f"Policy '{self._policy.name}' keeps {stored:.0f} bytes of charged state in each layer and KV head, but "
-                    f"its {charged} charged slots pay for {paid} with keys and values in {_name(keys.dtype)}; "
-                    "charge more slots, or run it with a wider number type."
-                )
+        sliding = [layer for layer, window in zip(self._layers, self._windows, strict=True) if window is not None]
+        rows = len(self._layers[0].slots.keys)
+        return _audit(
+            self._closed,
+            self.managed(self._layers),
+            sliding,
+            self._setting.policy,
+            rows,
+            self._setting.reference_length,
+            self._violations,
+            torch.as_tensor(self._held) / self._notes,
+        )
+
+
+def _audit(
+    closed: Sequence[_Closed],
+    managed: Sequence[Layer],
+    sliding: Sequence[Layer],
+    policy: Policy,
+    rows: int,
+    reference: int,
+    violations: int,
+    heads: Tensor,
+) -> Audit:
+    _check_charged_state(managed, policy)
+    # fsum: the order in which requests ended leaves no trace, not even in the last bit.
+    peak = max(request.peak for request in closed)
+    bytes_of = _live_bytes(managed)
+    return Audit(
+        slots=max(layer.slots.capacity for layer in managed),
+        peak=peak,
+        violations=violations,
+        cr_mean=fsum(request.removed for request in closed) / sum(request.steps for request in closed),
+        cr_peak=1 - peak / reference,
+        cr_end=fsum(request.removed_at_end for request in closed) / len(closed),
+        kv_bytes=bytes_of[0] // rows,
+        scorer_bytes=bytes_of[1] // rows,
+        metadata_bytes=bytes_of[2] // rows,
+        evictions=sum(request.evictions for request in closed),
+        sliding_bytes=sum(_live_bytes(sliding)) // rows,
+        head_entries=tuple(tuple(layer) for layer in heads.double().tolist()),
+    )
+
+
+def _check_charged_state(managed: Sequence[Layer], policy: Policy) -> None:
+    """Refuses a policy that stores more than the slots that it gave up would have held.
+
+    Raises:
+        KvbenchError: in some layer, the bytes of charged state per row and KV head exceed those of the charged slots.
+    """
+    if not policy.hard_budget:
+        return
+    for layer in managed:
+        keys, charged = layer.slots.keys, layer.split.charged
+        stored = _bytes(layer.state.charged()) / (keys.shape[0] * keys.shape[1])
+        paid = charged * 2 * keys.shape[3] * keys.element_size()
+        if stored > paid:
+            raise KvbenchError(
+                f"Policy '{policy.name}' keeps {stored:.0f} bytes of charged state in each layer and KV head, but "
+                f"its {charged} charged slots pay for {paid} with keys and values in {_name(keys.dtype)}; "
+                "charge more slots, or run it with a wider number type."
+            )
 
 
 def _live_bytes(layers: Sequence[Layer]) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""`Engine.generate`: requests in; completions, audit and timing out.
+"""`Engine.generate`: requests in; completions, audit and timing out. `Engine.score` is in `score.py`.
 
 Rows are never padded: each has its own length and positions. A row that finishes is refilled from the queue, since every
 row's memory is the same fixed size.
@@ -18,9 +18,10 @@ from kvbench.core.errors import KvbenchError
 from kvbench.core.policy import Policy, Split
 from kvbench.engine.audit import Auditor
 from kvbench.engine.graph import GraphedStep
-from kvbench.engine.requests import Completion, Generation, Observer, Progress, Request, Sampling, Timing
+from kvbench.engine.requests import Completion, Generation, Observer, Progress, Request, Sampling, Stop, Timing
 from kvbench.engine.rows import Rows
 from kvbench.engine.run import Setting, contact, prefill
+from kvbench.engine.score import Passage, Reader, Scoring, chunk_for, score
 from kvbench.models.source import LoadedModel
 
 _CHECK_EVERY_ON_GPU = 16
@@ -75,6 +76,7 @@ class Engine:
         reference_length: int | None = None,
         progress: Progress | None = None,
         observer: Observer | None = None,
+        stop: Stop | None = None,
     ) -> Generation:
         """Completes every request.
 
@@ -84,6 +86,7 @@ class Engine:
             reference_length: tokens that a dense cache is taken to hold; the longest request's prompt and cap when None.
             progress: told the number of kept new tokens now and then.
             observer: for tests; called after each layer's decode step, which is then never captured.
+            stop: ends a completion early; asked after every step on a CPU, now and then on a GPU.
 
         Raises:
             KvbenchError: a prompt with its cap is longer than the model's positions, or the model is unsupported.
@@ -93,16 +96,49 @@ class Engine:
         if not all(request.prompt and request.max_new >= 1 for request in requests):
             raise KvbenchError("A request needs at least one token of prompt and one to generate.")
         longest = max(len(request.prompt) + request.max_new for request in requests)
+        setting = self._setting(longest, "A prompt with its generation cap", reference_length)
+        with torch.inference_mode(), contact(self._loaded):
+            return self._generate(setting, requests, sampling or Sampling(), progress, observer, stop)
+
+    def score(
+        self,
+        passages: Sequence[Passage],
+        chunk: int | None = None,
+        reference_length: int | None = None,
+        progress: Progress | None = None,
+        reader: Reader | None = None,
+    ) -> Scoring:
+        """Scores given tokens under the policy.
+
+        Args:
+            passages: any number; order and company do not change a score beyond rounding.
+            chunk: tokens that enter together, 1 for token by token; None for exact feeding where it is possible, else 16
+                or as many as the budget allows.
+            reference_length: tokens that a dense cache is taken to hold; the longest passage when None.
+            progress: told the number of tokens fed now and then.
+            reader: gets the logits of all scored tokens, in fp32 [n, V], in pieces.
+
+        Raises:
+            KvbenchError: a passage has nothing to score or is longer than the model's positions, the budget has no room for
+                the chunk, or the model is unsupported.
+        """
+        if not passages:
+            raise KvbenchError("There is nothing to score: the list of passages is empty.")
+        if not all(1 <= passage.start < len(passage.tokens) for passage in passages):
+            raise KvbenchError("A passage needs at least one token to score, and one before it.")
+        longest = max(passage.fed for passage in passages)
+        setting = self._setting(longest, "A passage", reference_length)
+        size = chunk_for(setting, chunk, longest)
+        with torch.inference_mode(), contact(self._loaded):
+            return score(setting, passages, self._rows, size, progress, reader)
+
+    def _setting(self, longest: int, what: str, reference_length: int | None) -> Setting:
         if longest > self._loaded.max_positions:
             raise KvbenchError(
-                f"A prompt with its generation cap needs {longest} positions; "
-                f"model '{self._loaded.name}' has {self._loaded.max_positions}."
+                f"{what} needs {longest} positions; model '{self._loaded.name}' has {self._loaded.max_positions}."
             )
         split = self._split or Split(slots=longest, sinks=0, window=1)
-        reference = reference_length or longest
-        setting = Setting(self._loaded, self._policy, split, self._scorers, longest, reference)
-        with torch.inference_mode(), contact(self._loaded):
-            return self._generate(setting, requests, sampling or Sampling(), progress, observer)
+        return Setting(self._loaded, self._policy, split, self._scorers, longest, reference_length or longest)
 
     def _generate(
         self,
@@ -111,6 +147,7 @@ class Engine:
         sampling: Sampling,
         progress: Progress | None,
         observer: Observer | None,
+        stop: Stop | None,
     ) -> Generation:
         device = self._loaded.device
         if device.type == "cuda":
@@ -129,7 +166,7 @@ class Engine:
             self._refill(setting, rows, auditor, free, queue, sampling)
             _synchronize(device)
             prefill_seconds += time.perf_counter() - before
-            free = rows.finished()
+            free = rows.finished(stop)
             while not free:
                 for _ in range(every):
                     if step is not None:
@@ -139,7 +176,7 @@ class Engine:
                         auditor.count()
                     rows.advance()
                     steps += 1
-                free = rows.finished()
+                free = rows.finished(stop)
                 if progress is not None:
                     progress(every * (rows.running() - len(free)) + len(free))
             auditor.close(free)

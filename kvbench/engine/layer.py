@@ -2,7 +2,8 @@
 
 - `decode`: one token a row. Priority of what leaves the window -> victim -> overwrite -> attend -> observe.
 - `prefill`: a whole prompt into fresh rows. Dense when it fits, else under the running top-k mask (static policies).
-- `extend`: further tokens of a long prompt, in chunks (observed policies). All victims are chosen before the chunk attends.
+- `extend`: further tokens in chunks. All victims are chosen before the chunk attends, so that each of its tokens sees the
+  chunk up to itself and what was kept; with B slots and chunks of c tokens, B - c of the older ones.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kvbench.core.policy import ObservedState, Split, State, StaticState, Tokens
+from kvbench.core.policy import ObservedState, PointwiseState, Split, State, StaticState, Tokens
 from kvbench.core.ranking import Kept
 from kvbench.core.slots import Slots, several_victims, unprotected, victims
 from kvbench.engine import attention
@@ -90,18 +91,23 @@ class Layer:
         self.state.observe(weights, slots)
         return out
 
-    def prefill(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """A prompt from position 0 into fresh rows: query [R, Hq, T, D], key and value [R, H, T, D]."""
+    def prefill(self, query: Tensor, key: Tensor, value: Tensor, scale: float, seen: Tensor | None = None) -> Tensor:
+        """A prompt from position 0 into fresh rows: query [R, Hq, T, D], key and value [R, H, T, D].
+
+        `seen` [R, H, T] is filled with the number of entries that each query attends to: what is held at its step.
+        """
         rows, _, size, _ = key.shape
         positions = torch.arange(size, device=key.device).expand(rows, -1)
         tokens = Tokens(key, value, positions)
         fits = size <= self.slots.capacity
+        if seen is not None:
+            seen.copy_(positions[:, None] + 1)
         if isinstance(self.state, StaticState):
             priority = self._protect(self.state.prefill(tokens), size)
             if self.frees:
-                return self._prefill_freely(query, tokens, priority, scale)
+                return self._prefill_freely(query, tokens, priority, scale, seen)
             if not fits:
-                return self._prefill_under_mask(query, tokens, priority, scale)
+                return self._prefill_under_mask(query, tokens, priority, scale, seen)
             self._fill(tokens, priority)
             return attention.causal(query, key, value, scale)
         assert fits, "prompts over budget of observed policies enter through extend"
@@ -114,19 +120,30 @@ class Layer:
         return out
 
     def extend(self, query: Tensor, key: Tensor, value: Tensor, scale: float, start: int) -> Tensor:
-        """A chunk of T tokens, at most the capacity, that begins at position `start` in every row."""
-        if not isinstance(self.state, ObservedState):
-            assert key.shape[2] == 1, "static priorities leave the window one token at a time"
-            position = torch.full((key.shape[0],), start, device=key.device)
+        """A chunk of T tokens that begins at position `start` >= 1 in every row; T at most `split.long + 1`.
+
+        Where slots are emptied T is at most the window: a chunk's own tokens then stay until it has attended.
+        """
+        rows, heads, size, _ = key.shape
+        observed = isinstance(self.state, ObservedState)
+        if size == 1 and not observed:
+            position = torch.full((rows,), start, device=key.device)
             return self.decode(query, key, value, scale, Step(position, start + 1, start + 1))
         slots = self.slots
-        positions = torch.arange(start, start + key.shape[2], device=key.device).expand(key.shape[0], -1)
-        place = several_victims(slots.priority, slots.positions, key.shape[2])
-        ring = (positions % slots.window)[:, None].expand(-1, key.shape[1], -1)
-        self._write(place, key, value, positions, ring)
-        held = slots.positions[:, :, None, None]
-        visible = (held >= 0) & (held <= positions[:, None, None, :, None])
-        out, weights = attention.with_weights(query, slots.keys, slots.values, visible, scale)
+        positions = torch.arange(start, start + size, device=key.device).expand(rows, -1)
+        new = Tokens(key, value, positions)
+        scored = self._leave_in_chunk(self.state, new, start) if isinstance(self.state, StaticState) else None
+        place = several_victims(slots.priority, slots.positions, size)
+        self._write(place, key, value, positions, (positions % slots.window)[:, None].expand(-1, heads, -1))
+        if scored is not None:
+            slots.priority.scatter_(-1, place[..., : scored.shape[-1]], scored)
+        extent = min(slots.capacity, start + size)
+        keys, values = slots.keys[:, :, :extent], slots.values[:, :, :extent]
+        held = slots.positions[:, :, None, :extent]
+        visible = (held >= 0) & (held <= positions[:, None, :, None])
+        if not isinstance(self.state, ObservedState):
+            return attention.under_mask(query, keys, values, visible, scale)
+        out, weights = attention.with_weights(query, keys, values, visible[:, :, None], scale)
         self.state.observe(weights, slots)
         return out
 
@@ -139,10 +156,41 @@ class Layer:
         priority = unprotected(state.step(new, leaving))[..., None]
         kept = slots.priority.gather(-1, place)
         # Sinks stay protected; before the window is full nothing leaves it.
-        left = (position >= slots.sinks)[:, None]
-        slots.priority.scatter_(-1, place, torch.where(left, priority, kept))
+        slots.priority.scatter_(-1, place, torch.where((position >= slots.sinks)[:, None], priority, kept))
+        self._empty(place)
+
+    def _leave_in_chunk(self, state: StaticState, new: Tokens, start: int) -> Tensor:
+        """Priorities of what leaves the window while a chunk of T tokens [R, H, T] enters, the oldest first.
+
+        Those of older tokens are stored; returned are those of the chunk's own first T - window tokens [R, H, n].
+        """
+        slots, size = self.slots, new.keys.shape[2]
+        positions = new.positions - slots.window
+        old = min(size, slots.window)
+        ring = (positions[:, :old] % slots.window)[:, None].expand(-1, new.keys.shape[1], -1)
+        place = slots.recent.gather(-1, ring)
+        entry = place[..., None].expand(-1, -1, -1, new.keys.shape[-1])
+        leaving = Tokens(
+            torch.cat([slots.keys.gather(2, entry), new.keys[:, :, : size - old]], 2),
+            torch.cat([slots.values.gather(2, entry), new.values[:, :, : size - old]], 2),
+            positions,
+        )
+        if isinstance(state, PointwiseState):
+            priority = state.priority(leaving)
+        else:
+            priority = torch.stack([state.step(_token(new, i), _token(leaving, i)) for i in range(size)], -1)
+        priority = unprotected(priority).masked_fill((positions < slots.sinks)[:, None], torch.inf)
+        # Before the window is full nothing leaves it.
+        there = slice(min(old, max(0, slots.window - start)), old)
+        slots.priority.scatter_(-1, place[..., there], priority[..., there])
+        self._empty(place)
+        return priority[..., old:]
+
+    def _empty(self, place: Tensor) -> None:
+        """Empties those of the slots `place` [R, H, T] whose priority is -inf, for policies that free slots."""
         if self.frees:
-            gone, held = left & (priority == -torch.inf), slots.positions.gather(-1, place)
+            slots = self.slots
+            gone, held = slots.priority.gather(-1, place) == -torch.inf, slots.positions.gather(-1, place)
             slots.positions.scatter_(-1, place, torch.where(gone, _EMPTY, held))
 
     def _write(self, place: Tensor, key: Tensor, value: Tensor, positions: Tensor, ring: Tensor) -> None:
@@ -153,7 +201,8 @@ class Layer:
         slots.values.scatter_(2, entry, value)
         slots.positions.scatter_(-1, place, positions.to(torch.int32)[:, None].expand_as(place))
         slots.priority.scatter_(-1, place, torch.inf)
-        slots.recent.scatter_(-1, ring, place)
+        # Of tokens that share a place in the ring the newest has it.
+        slots.recent.scatter_(-1, ring[..., -slots.window :], place[..., -slots.window :])
 
     def _protect(self, priority: Tensor, size: int) -> Tensor:
         """Priorities [R, H, T] with sinks and the window at +inf."""
@@ -173,19 +222,23 @@ class Layer:
         places = torch.arange(size - recent.shape[-1], size, device=recent.device).expand_as(recent)
         slots.recent.scatter_(-1, recent % slots.window, places)
 
-    def _prefill_freely(self, query: Tensor, tokens: Tokens, priority: Tensor, scale: float) -> Tensor:
+    def _prefill_freely(
+        self, query: Tensor, tokens: Tokens, priority: Tensor, scale: float, counts: Tensor | None
+    ) -> Tensor:
         """A prompt whose tokens go by their own priority alone."""
         gone = priority == -torch.inf
-        out = self._attend_kept(query, tokens, Kept.all_but(gone, self.slots.sinks, self.slots.window), scale)
+        out = self._attend_kept(query, tokens, Kept.all_but(gone, self.slots.sinks, self.slots.window), scale, counts)
         positions = tokens.positions[:, None].expand(-1, priority.shape[1], -1).to(torch.int32)
         self._fill(replace(tokens, positions=torch.where(gone, _EMPTY, positions)), priority)
         return out
 
-    def _prefill_under_mask(self, query: Tensor, tokens: Tokens, priority: Tensor, scale: float) -> Tensor:
+    def _prefill_under_mask(
+        self, query: Tensor, tokens: Tokens, priority: Tensor, scale: float, counts: Tensor | None
+    ) -> Tensor:
         sinks, window, capacity = self.slots.sinks, self.slots.window, self.slots.capacity
         size = priority.shape[-1]
         kept = Kept.of(priority, sinks, window, capacity - sinks - window)
-        out = self._attend_kept(query, tokens, kept, scale)
+        out = self._attend_kept(query, tokens, kept, scale, counts)
         last = kept.mask(slice(size - 1, size))[..., 0, :]
         index = last.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[..., :capacity]
         entry = index[..., None].expand(-1, -1, -1, query.shape[-1])
@@ -194,8 +247,8 @@ class Layer:
         self._fill(replace(retained, positions=positions), priority.gather(-1, index))
         return out
 
-    def _attend_kept(self, query: Tensor, tokens: Tokens, kept: Kept, scale: float) -> Tensor:
-        """Attention of a whole prompt, in blocks of queries, each to what it keeps."""
+    def _attend_kept(self, query: Tensor, tokens: Tokens, kept: Kept, scale: float, counts: Tensor | None) -> Tensor:
+        """Attention of a whole prompt, in blocks of queries, each to what it keeps; how much that is goes to `counts`."""
         size = query.shape[2]
         out = torch.empty_like(query)
         count = max(1, min(_QUERY_BLOCK, _MASK_ELEMENTS // (query.shape[0] * query.shape[1] * size)))
@@ -203,7 +256,15 @@ class Layer:
             block = slice(start, min(start + count, size))
             seen = slice(0, block.stop)
             mask = kept.mask(block)[..., seen]
+            if counts is not None:
+                counts[..., block] = mask.sum(-1)
             out[:, :, block] = attention.under_mask(
                 query[:, :, block], tokens.keys[:, :, seen], tokens.values[:, :, seen], mask, scale
             )
         return out
+
+
+def _token(tokens: Tokens, index: int) -> Tokens:
+    """One of several tokens, as tokens."""
+    one = slice(index, index + 1)
+    return Tokens(tokens.keys[:, :, one], tokens.values[:, :, one], tokens.positions[:, one])

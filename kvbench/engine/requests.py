@@ -38,7 +38,7 @@ class Completion:
 
     Attributes:
         tokens: new token ids, the end-of-sequence token included when it was produced.
-        finish: `eos` or `length`.
+        finish: `eos`, `length` or `stop`.
         near_ties: steps at which the two best scores that decide lay within rounding of each other.
     """
 
@@ -80,10 +80,10 @@ class Audit:
     head_entries: tuple[tuple[float, ...], ...] = ()
 
     @property
-    def entries_mean(self) -> float:
+    def entries_mean(self) -> float | None:
         """Mean entries over layers, KV heads and steps."""
         heads = [entries for layer in self.head_entries for entries in layer]
-        return sum(heads) / len(heads)
+        return sum(heads) / len(heads) if heads else None
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,9 @@ class Generation:
     path: str
     peak_memory: int | None
 
+
+Stop = Callable[[int, tuple[int, ...]], bool]
+"""Called with (index of the request, its new tokens so far); true ends the completion there."""
 
 Progress = Callable[[int], None]
 """Called now and then with about the number of new tokens since the last call."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvbench.engine.layer import Layer, Step
-from kvbench.engine.requests import Completion, Observer, Request, Sampling
+from kvbench.engine.requests import Completion, Observer, Request, Sampling, Stop
 from kvbench.engine.run import Setting, decode
 from kvbench.engine.sampling import choose
 
@@ -41,6 +41,7 @@ class Rows:
         self._output = torch.zeros(count, longest_output, dtype=torch.int64, device=device)
         self._eos = torch.tensor(sorted(setting.loaded.eos), dtype=torch.int64, device=device)
         self._seated: dict[int, tuple[int, Request]] = {}
+        self._stopped: set[int] = set()
         self._host_lengths = [0] * count
 
     def seat(
@@ -86,9 +87,14 @@ class Rows:
         for row, (_, request) in self._seated.items():
             self._host_lengths[row] = min(self._host_lengths[row] + 1, len(request.prompt) + request.max_new - 1)
 
-    def finished(self) -> list[int]:
-        """Rows whose request has ended; synchronises with the device. Vacant rows count while nobody sits anywhere."""
+    def finished(self, stop: Stop | None = None) -> list[int]:
+        """Rows whose request has ended, or ends now by `stop`; synchronises with the device."""
         done = self.done.tolist()
+        if stop is not None:
+            for row, (index, _) in self._seated.items():
+                if not done[row] and stop(index, self._tokens(row)):
+                    self.done[row] = done[row] = True
+                    self._stopped.add(row)
         return [row for row in self._seated if done[row]]
 
     def running(self) -> int:
@@ -98,10 +104,15 @@ class Rows:
     def harvest(self, row: int) -> tuple[int, Completion]:
         """Takes a finished request out of its row: its index and completion."""
         index, _ = self._seated.pop(row)
-        count = int(self.produced[row])
-        tokens = tuple(self._output[row, :count].tolist())
+        tokens = self._tokens(row)
         finish = "eos" if tokens and tokens[-1] in self.setting.loaded.eos else "length"
+        if row in self._stopped:
+            self._stopped.remove(row)
+            finish = "stop"
         return index, Completion(tokens, finish, int(self._near_ties[row]))
+
+    def _tokens(self, row: int) -> tuple[int, ...]:
+        return tuple(self._output[row, : int(self.produced[row])].tolist())
 
     def _accept(self, logits: Tensor, active: Tensor) -> None:
         """Draws the next token of the active rows [R] (bool) and notes which of them end with it."""

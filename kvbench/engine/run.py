@@ -95,8 +95,8 @@ class _Decode:
 
 
 class _Prefill:
-    def __init__(self, layers: Sequence[Layer], start: int) -> None:
-        self._layers, self._start = layers, start
+    def __init__(self, layers: Sequence[Layer], start: int, seen: Sequence[Tensor] | None = None) -> None:
+        self._layers, self._start, self._seen = layers, start, seen
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         slots = self._layers[layer].slots
@@ -107,7 +107,8 @@ class _Prefill:
                     f"{storage.shape[1]} of {storage.shape[3]}; kvbench needs the same shape in every layer."
                 )
         if self._start == 0:
-            return self._layers[layer].prefill(query, key, value, scale)
+            seen = None if self._seen is None else self._seen[layer]
+            return self._layers[layer].prefill(query, key, value, scale, seen)
         return self._layers[layer].extend(query, key, value, scale, self._start)
 
 
@@ -153,28 +154,44 @@ def _refuse_unsupported(loaded: LoadedModel) -> None:
             )
 
 
-def call(loaded: LoadedModel, ids: Tensor, positions: Tensor, attending: attention.Attending) -> Tensor:
-    """Logits [R, V] of the last position for ids and positions [R, T]."""
-    output = loaded.model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=1, kvbench=attending)
+def call(loaded: LoadedModel, ids: Tensor, positions: Tensor, attending: attention.Attending, last: int = 1) -> Tensor:
+    """Logits [R, last, V] of the last positions for ids and positions [R, T]."""
+    output = loaded.model(
+        input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=last, kvbench=attending
+    )
     logits = output.logits
     assert isinstance(logits, Tensor)
-    return logits[:, -1]
+    return logits[:, -last:]
+
+
+def feed(
+    loaded: LoadedModel,
+    layers: Sequence[Layer],
+    ids: Tensor,
+    start: int,
+    last: int = 1,
+    seen: Sequence[Tensor] | None = None,
+) -> Tensor:
+    """Feeds ids [R, T] that begin at position `start` of every row; logits [R, last, V] of the last of them.
+
+    `seen` [R, H, T], one a layer, is filled with what each query attends to; only from position 0.
+    """
+    positions = torch.arange(start, start + ids.shape[1], device=ids.device).expand(len(ids), -1)
+    return call(loaded, ids, positions, _Prefill(layers, start, seen), last)
 
 
 def prefill(setting: Setting, layers: Sequence[Layer], prompts: Tensor) -> Tensor:
     """Reads prompts [R, T] of equal length into fresh layers; logits [R, V] of the last token."""
-    rows, size = prompts.shape
-    positions = torch.arange(size, device=prompts.device).expand(rows, -1)
-    capacity = setting.capacity
+    size, capacity = prompts.shape[1], setting.capacity
     if setting.policy.static or size <= capacity:
-        return call(setting.loaded, prompts, positions, _Prefill(layers, 0))
+        return feed(setting.loaded, layers, prompts, 0)[:, -1]
     # Sliding-window layers evict by position, one token at a time.
     sliding = len(layers) > setting.loaded.geometry.layers
     chunk = 1 if sliding else max(1, min(_LARGEST_CHUNK, capacity // 8, setting.split.long + 1))
     edges = [0, *range(capacity, size, chunk), size]
     for start, stop in pairwise(edges):
-        logits = call(setting.loaded, prompts[:, start:stop], positions[:, start:stop], _Prefill(layers, start))
-    return logits
+        logits = feed(setting.loaded, layers, prompts[:, start:stop], start)
+    return logits[:, -1]
 
 
 def decode(
@@ -186,4 +203,4 @@ def decode(
     index: int = 0,
 ) -> Tensor:
     """Feeds one token a row, ids [R]; logits [R, V]."""
-    return call(loaded, ids[:, None], step.positions[:, None], _Decode(layers, step, observer, index))
+    return call(loaded, ids[:, None], step.positions[:, None], _Decode(layers, step, observer, index))[:, -1]

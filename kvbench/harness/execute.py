@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,13 +13,19 @@ import numpy as np
 
 from kvbench.core.cell import Cell, digest
 from kvbench.core.errors import KvbenchError
-from kvbench.core.intervals import mean_interval, pass_at_k, score_interval
+from kvbench.core.intervals import mean_interval, score_interval
 from kvbench.core.result import GradeRecord, Result
+from kvbench.core.samples import ends, groups, majority, pass_at
+from kvbench.core.task import Grade, Problem, ScoringTask, Task
+from kvbench.engine.divergence import DenseReader
 from kvbench.engine.generate import Engine
 from kvbench.engine.requests import Generation, Request, Sampling
 from kvbench.harness.environment import commit, environment
+from kvbench.harness.lm_eval_task import LmEvalTask
+from kvbench.harness.measured import counted, fields
 from kvbench.harness.plan import Planned
 from kvbench.harness.problems import ProblemSet, ProblemSource
+from kvbench.harness.scoring import passages_of, records, score_passages, summarise_scores
 from kvbench.harness.store import CompletionRecord
 
 if TYPE_CHECKING:
@@ -25,6 +33,9 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int], None]
 """Told the number of new tokens now and then."""
+
+Grading = Callable[[int, int], None]
+"""Told how many completions of how many are graded."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,7 @@ class Outcome:
 class Executor(Protocol):
     """Runs cells; a failure is a row, never an exception."""
 
-    def execute(self, planned: Planned, progress: Progress | None = None) -> Outcome:
+    def execute(self, planned: Planned, progress: Progress | None = None, grading: Grading | None = None) -> Outcome:
         """Measure one cell."""
 
 
@@ -55,57 +66,85 @@ class LocalExecutor:
         self._loaded = loaded
         self._processes = processes
         self._problems = problems
+        self._dense: DenseReader | None = None
 
-    def execute(self, planned: Planned, progress: Progress | None = None) -> Outcome:
+    def execute(self, planned: Planned, progress: Progress | None = None, grading: Grading | None = None) -> Outcome:
         """Measure one cell; whatever goes wrong in it becomes a failed row."""
         blank = self._described(Result.of(planned.cell, "ok", held_out=planned.held_out))
         try:
-            return self._measure(planned, blank, progress)
+            return self._measure(planned, blank, progress, grading)
         except Exception as error:  # noqa: BLE001 - one broken cell must not take the others with it
             told = str(error) if isinstance(error, KvbenchError) else f"{type(error).__name__}: {error}"
             reason = " ".join(told.split())[:500]
             return Outcome(replace(blank, status="failed", reason=reason))
 
-    def _measure(self, planned: Planned, blank: Result, progress: Progress | None) -> Outcome:
-        cell, choice, loaded = planned.cell, planned.choice, self._loaded
+    def _measure(self, planned: Planned, blank: Result, progress: Progress | None, grading: Grading | None) -> Outcome:
+        cell, choice = planned.cell, planned.choice
         problems = self._problems.get(cell.task, cell.gen_length, cell.problems, cell.seed)
-        scorers = choice.checkpoint.scorers(loaded.geometry) if choice.checkpoint is not None else None
-        if scorers is not None:
-            scorers.to(loaded.device)
-        with choice.adapted.adapted(loaded.model) if choice.adapted is not None else nullcontext():
-            engine = Engine(loaded, choice.policy, cell.slots, scorers, cell.rows)
-            generation = engine.generate(
-                _requests(cell, problems),
-                Sampling(cell.temperature, cell.top_p, cell.top_k),
-                cell.reference_length,
-                progress,
-            )
-        completions = self._graded(cell, problems, generation)
-        result = summarise(blank, [record.grade for record in completions], generation)
-        lengths = [len(prompt) for prompt in problems.prompts]
-        result = replace(result, prompt_hash=problems.prompt_hash, prompt_length=float(np.mean(lengths)))
-        if not choice.policy.hard_budget:
-            audit = generation.audit
-            result = replace(
-                result, entries_mean=audit.entries_mean, entries_peak=audit.peak, head_entries=audit.head_entries
-            )
-        if generation.audit.violations and choice.policy.hard_budget:
+        task = self._problems.tasks[cell.task]
+        if isinstance(task, LmEvalTask):
+            result, completions = task.measure(blank, cell, self._loaded, choice)
+        elif isinstance(task, ScoringTask):
+            result, completions = self._scored(planned, blank, problems, progress)
+        else:
+            result, completions = self._generated(planned, blank, problems, progress, grading)
+        if choice.policy.hard_budget:
+            # Within a bound that holds at every step they say nothing that `slots` and `cr_mean` do not.
+            result = replace(result, entries_mean=None, entries_peak=None, head_entries=None)
+        if result.violations and choice.policy.hard_budget:
             reason = (
                 f"Policy '{cell.policy}' went over its budget of {cell.slots} slots "
-                f"in {generation.audit.violations} layer, head and step combinations (peak {generation.audit.peak})."
+                f"in {result.violations} layer, head and step combinations."
             )
             # What was measured beyond the budget is not a measurement at the budget.
-            return Outcome(replace(blank, status="failed", reason=reason, violations=generation.audit.violations))
-        return Outcome(result, completions)
+            return Outcome(replace(blank, status="failed", reason=reason, violations=result.violations))
+        return Outcome(replace(result, prompt_hash=problems.prompt_hash), completions)
 
-    def _graded(self, cell: Cell, problems: ProblemSet, generation: Generation) -> tuple[CompletionRecord, ...]:
-        task = self._problems.tasks[cell.task]
+    def _generated(
+        self,
+        planned: Planned,
+        blank: Result,
+        problems: ProblemSet,
+        progress: Progress | None,
+        grading: Grading | None,
+    ) -> tuple[Result, tuple[CompletionRecord, ...]]:
+        cell = planned.cell
+        requests = _requests(cell, problems, self._problems.tasks[cell.task])
+        with engine_of(planned, self._loaded) as engine:
+            generation = engine.generate(
+                requests, Sampling(cell.temperature, cell.top_p, cell.top_k), cell.reference_length, progress
+            )
+        completions = self._graded(cell, problems, generation, grading)
+        lengths = [len(prompt) for prompt in problems.prompts]
+        result = summarise(blank, [record.grade for record in completions], generation)
+        return replace(result, prompt_length=float(np.mean(lengths))), completions
+
+    def _scored(
+        self, planned: Planned, blank: Result, problems: ProblemSet, progress: Progress | None
+    ) -> tuple[Result, tuple[CompletionRecord, ...]]:
+        cell = planned.cell
+        passages = passages_of(cell, problems)
+        # Dense predictions are kept for the next cell, and made before an adapted LM moves in.
+        dense = self._dense = self._dense or DenseReader(self._loaded)
+        dense.read(passages)
+        with engine_of(planned, self._loaded) as engine:
+            scored = score_passages(engine, dense, passages, cell, progress)
+        return summarise_scores(blank, scored), records(cell, problems, scored)
+
+    def _graded(
+        self, cell: Cell, problems: ProblemSet, generation: Generation, grading: Grading | None
+    ) -> tuple[CompletionRecord, ...]:
+        written = []
+        for index, completion in enumerate(generation.completions):
+            number = index // cell.samples
+            text = problems.opening(number) + self._problems.text(completion.tokens, self._loaded.eos)
+            written.append((problems.problems[number], text))
+        threads = max(1, len(os.sched_getaffinity(0)) // self._processes)
+        grades = grade_all(self._problems.tasks[cell.task], written, threads, grading)
         records = []
         for index, completion in enumerate(generation.completions):
-            number, sample = divmod(index, cell.samples)
-            problem = problems.problems[number]
-            text = problems.opening(number) + self._problems.text(completion.tokens, self._loaded.eos)
-            grade = task.grade(problem, text)
+            sample = index % cell.samples
+            (problem, text), grade = written[index], grades[index]
             record = GradeRecord(
                 key=cell.key,
                 problem=problem.id,
@@ -139,56 +178,77 @@ class LocalExecutor:
         )
 
 
+@contextmanager
+def engine_of(planned: Planned, loaded: LoadedModel) -> Iterator[Engine]:
+    """The engine of a cell, with the cell's LM in the model for as long."""
+    cell, choice = planned.cell, planned.choice
+    scorers = choice.checkpoint.scorers(loaded.geometry) if choice.checkpoint is not None else None
+    if scorers is not None:
+        scorers.to(loaded.device)
+    with choice.adapted.adapted(loaded.model) if choice.adapted is not None else nullcontext():
+        yield Engine(loaded, choice.policy, cell.slots, scorers, cell.rows)
+
+
+def grade_all(
+    task: Task, written: Sequence[tuple[Problem, str]], threads: int = 1, grading: Grading | None = None
+) -> list[Grade]:
+    """Grade completions, in threads if the task's grader waits for processes of its own.
+
+    Args:
+        task: whose grader it is.
+        written: problems and what was written for them.
+        threads: most completions graded at a time.
+        grading: told after each.
+
+    Raises:
+        KvbenchError: the grader failed; the sentence names the problem.
+    """
+
+    def graded(pair: tuple[Problem, str]) -> Grade:
+        try:
+            return task.grade(*pair)
+        except Exception as error:
+            told = str(error) if isinstance(error, KvbenchError) else f"{type(error).__name__}: {error}"
+            raise KvbenchError(f"The grader of task '{task.name}' failed on problem {pair[0].id}. {told}") from error
+
+    grades = []
+    with ThreadPoolExecutor(threads if task.grades_apart else 1) as pool:
+        for grade in pool.map(graded, written) if task.grades_apart else map(graded, written):
+            grades.append(grade)
+            if grading is not None:
+                grading(len(grades), len(written))
+    return grades
+
+
 def summarise(blank: Result, grades: Sequence[GradeRecord], generation: Generation) -> Result:
     """Fill in everything that follows from the grades and from what the engine counted."""
-    by_problem: dict[str, list[GradeRecord]] = {}
-    for grade in grades:
-        by_problem.setdefault(grade.problem, []).append(grade)
-    score = score_interval([float(np.mean([g.correct for g in group])) for group in by_problem.values()], blank.samples)
-    shares = [
-        float(np.mean([g.steps_correct for g in group if g.steps_correct is not None]))
-        for group in by_problem.values()
-        if any(g.steps_correct is not None for g in group)
-    ]
-    steps = mean_interval(shares) if shares else None
-    finished = [grade.correct for grade in grades if grade.finished]
-    right = [sum(g.correct == 1 for g in group) for group in by_problem.values()]
-    audit, timing = generation.audit, generation.timing
+    problems = groups(grades)
+    score = score_interval([float(np.mean([g.correct for g in group])) for group in problems], blank.samples)
+    shares = [[g.steps_correct for g in group if g.steps_correct is not None] for group in problems]
+    steps = mean_interval([float(np.mean(known)) for known in shares if known]) if any(shares) else None
+    several = blank.samples > 1
+    ended = ends(problems)
     return replace(
         blank,
-        n=len(by_problem),
-        score=score.value,
-        score_lo=score.lo,
-        score_hi=score.hi,
-        pass_at_k=pass_at_k(right, blank.samples, blank.samples) if blank.samples > 1 else None,
-        steps_correct=steps.value if steps is not None else None,
-        steps_correct_lo=steps.lo if steps is not None else None,
-        steps_correct_hi=steps.hi if steps is not None else None,
-        score_finished=float(np.mean(finished)) if finished else None,
-        truncated=float(np.mean([not grade.finished for grade in grades])),
-        output_length=float(np.mean([grade.tokens for grade in grades])),
+        n=len(problems),
+        **fields("score", score),
+        **fields("pass_at_k", pass_at(problems, blank.samples) if several else None),
+        **fields("maj_at_n", majority(problems) if several else None),
+        **fields("steps_correct", steps),
+        **fields("score_finished", ended.finished),
+        **fields("truncated", ended.truncated),
+        **fields("output_length", ended.length),
+        **counted(generation.audit, generation.timing),
         near_ties=sum(grade.near_ties for grade in grades),
-        cr_mean=audit.cr_mean,
-        cr_peak=audit.cr_peak,
-        cr_end=audit.cr_end,
-        slots=audit.slots,
-        evictions=audit.evictions,
-        violations=audit.violations,
-        kv_bytes=audit.kv_bytes,
-        scorer_bytes=audit.scorer_bytes,
-        metadata_bytes=audit.metadata_bytes,
-        sliding_bytes=audit.sliding_bytes,
         prefill=generation.prefill,
         path=generation.path,
-        ms_per_step=timing.ms_per_step,
-        tokens_per_s=timing.tokens_per_s,
         peak_memory=generation.peak_memory,
     )
 
 
-def _requests(cell: Cell, problems: ProblemSet) -> list[Request]:
+def _requests(cell: Cell, problems: ProblemSet, task: Task) -> list[Request]:
     return [
-        Request(prompt, cell.gen_length, cell.stream(problem.id, sample))
+        Request(prompt, task.new_tokens(cell.gen_length), cell.stream(problem.id, sample))
         for problem, prompt in zip(problems.problems, problems.prompts, strict=True)
         for sample in range(cell.samples)
     ]

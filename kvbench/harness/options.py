@@ -15,6 +15,9 @@ from kvbench.harness.suite import Suite, load_suite
 from kvbench.plugins import Registry
 
 ALL: Final = "all"
+LM_EVAL: Final = "lm_eval:"
+"""Before the name of a task of lm-eval."""
+
 DEFAULT_GEN_LEN: Final = 1024
 DEFAULT_LIMIT: Final = 32
 DTYPES: Final = ("auto", "float32", "bfloat16")
@@ -123,9 +126,10 @@ class Checked:
 
     Attributes:
         policies, tasks: registered names.
-        everything: the policies came from `all`: learned ones without a checkpoint are left out, not an error.
+        everything: learned policies without a checkpoint are left out, not an error: `all`, or the suite, says so.
         budgets: what to run the policies at, in the order given.
         data: (task, local copy of its data set).
+        lengths: (task, generation cap) of tasks that `gen_lens` does not hold for.
         policy_args: (name, value) sorted by name.
         rows, processes: None for automatic.
     """
@@ -136,6 +140,7 @@ class Checked:
     tasks: tuple[str, ...]
     data: tuple[tuple[str, str], ...]
     gen_lens: tuple[int, ...]
+    lengths: tuple[tuple[str, int], ...]
     model: str
     limit: int
     samples: int
@@ -176,11 +181,12 @@ def check(options: RunOptions, registry: Registry) -> Checked:
     tasks = _tasks(options.tasks or suite.tasks, registry)
     return Checked(
         policies=policies,
-        everything=everything,
+        everything=everything or (not options.policies and bool(suite.leave_out_untrained)),
         budgets=budgets,
         tasks=tasks,
         data=_data(options.data, suite, tasks, registry),
         gen_lens=_all_at_least("--gen-len", options.gen_lens or suite.gen_lens or (DEFAULT_GEN_LEN,), 1),
+        lengths=() if options.gen_lens else _lengths(suite, tasks, registry),
         model=options.model or suite.model or "ref",
         limit=_at_least("--limit", _first(options.limit, suite.limit, DEFAULT_LIMIT), 1),
         samples=_at_least("--samples", _first(options.samples, suite.samples, 1), 1),
@@ -190,7 +196,7 @@ def check(options: RunOptions, registry: Registry) -> Checked:
             suite.reference_length if options.reference_length is None else options.reference_length,
         ),
         policy_args=tuple(sorted(_pairs("policy argument", options.policy_args).items())),
-        checkpoints=options.checkpoints,
+        checkpoints=options.checkpoints or tuple(map(Path, suite.checkpoints)),
         adapted_lm=options.adapted_lm,
         dense=options.dense,
         dense_adapted=bool(suite.dense_adapted if options.dense_adapted is None else options.dense_adapted),
@@ -220,7 +226,14 @@ def _policies(names: Sequence[str], registry: Registry) -> tuple[tuple[str, ...]
 def _tasks(names: Sequence[str], registry: Registry) -> tuple[str, ...]:
     if not names or ALL in names:
         return tuple(name for name, entry in registry.tasks.items() if entry.default)
-    return _unique(registry.task(name).name for name in names)
+    return _unique(_task(name, registry) for name in names)
+
+
+def _task(name: str, registry: Registry) -> str:
+    prefix, sign, inner = name.strip().partition(":")
+    if sign and inner and canonical(prefix) + sign == LM_EVAL:
+        return LM_EVAL + inner
+    return registry.task(name).name
 
 
 def _budgets(options: RunOptions, suite: Suite) -> tuple[Requested, ...]:
@@ -231,12 +244,21 @@ def _budgets(options: RunOptions, suite: Suite) -> tuple[Requested, ...]:
 
 
 def _data(texts: Sequence[str], suite: Suite, tasks: Sequence[str], registry: Registry) -> tuple[tuple[str, str], ...]:
-    given = {registry.task(name).name: path for name, path in _pairs("value of --data", texts).items()}
+    running = {canonical(name): name for name in tasks}
+    copies = _pairs("value of --data", texts)
+    given = {running.get(name) or _task(name, registry): path for name, path in copies.items()}
     idle = next((name for name in given if name not in tasks), None)
     if idle is not None:
         raise KvbenchError(f"--data names a copy of '{idle}', but that task does not run; add --task {idle}.")
-    known = {registry.task(name).name: path for name, path in suite.data}
+    known = {_task(name, registry): path for name, path in suite.data}
     return tuple((name, path) for name, path in (known | given).items() if name in tasks)
+
+
+def _lengths(suite: Suite, tasks: Sequence[str], registry: Registry) -> tuple[tuple[str, int], ...]:
+    known = {
+        _task(name, registry): _at_least(f"The length of task '{name}'", length, 1) for name, length in suite.lengths
+    }
+    return tuple((name, length) for name, length in known.items() if name in tasks)
 
 
 def _pairs(what: str, texts: Sequence[str]) -> dict[str, str]:

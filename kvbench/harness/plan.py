@@ -78,9 +78,12 @@ class _Planner:
         """Every cell of one policy; one a task, length and seed for `full`."""
         checked = self._checked
         budgets: tuple[Requested | None, ...] = checked.budgets if choice.policy.evicts else (None,)
-        for seed, gen_length, task, requested in product(checked.seeds, checked.gen_lens, checked.tasks, budgets):
+        apart = dict(checked.lengths)
+        lengths = [(length, task) for length, task in product(checked.gen_lens, checked.tasks) if task not in apart]
+        lengths += [(length, task) for task, length in apart.items()]
+        for seed, (gen_length, task), requested in product(checked.seeds, lengths, budgets):
             problems = self._problems.get(task, gen_length, checked.limit, seed)
-            reference = problems.longest + gen_length
+            reference = problems.longest + self._problems.tasks[task].new_tokens(gen_length)
             if requested is not None and checked.reference_length is not None:
                 reference = checked.reference_length
             cell = self._cell(choice, task, gen_length, seed, requested, reference, problems)
@@ -129,7 +132,7 @@ class _Planner:
         )
 
     def _skip(self, choice: Choice, cell: Cell, longest: int) -> str | None:
-        needed = longest + cell.gen_length
+        needed = longest + self._problems.tasks[cell.task].new_tokens(cell.gen_length)
         if needed > self._loaded.max_positions:
             return (
                 f"Task '{cell.task}' at generation length {cell.gen_length} needs {needed} positions "

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from kvbench.core.errors import KvbenchError
-from kvbench.core.task import DatasetTask, Problem, Task
+from kvbench.core.task import DatasetTask, LongPromptTask, Problem, ScoringTask, Task
 from kvbench.data.load import load
 from kvbench.data.lock import Lock
+from kvbench.harness.lm_eval_task import LmEvalTask
+from kvbench.harness.options import LM_EVAL
 from kvbench.plugins import Registry
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ class ProblemSource:
     def __init__(self, loaded: LoadedModel, tasks: Mapping[str, Task]) -> None:
         self.tasks = tasks
         self._tokenizer = loaded.tokenizer
+        self._positions = loaded.max_positions
         self._sets: dict[tuple[str, int, int, int], ProblemSet] = {}
 
     def get(self, task: str, gen_length: int, count: int, seed: int) -> ProblemSet:
@@ -83,6 +86,8 @@ class ProblemSource:
     def revision(self, name: str) -> str | None:
         """Of the data set of a task; None when its problems are generated."""
         task = self.tasks[name]
+        if isinstance(task, LmEvalTask):
+            return task.revision
         return task.rows.revision if isinstance(task, DatasetTask) else None
 
     @property
@@ -93,14 +98,22 @@ class ProblemSource:
 
     def _make(self, name: str, gen_length: int, count: int, seed: int) -> ProblemSet:
         task = self.tasks[name]
-        problems = tuple(task.problems(gen_length, count, seed))
+        if isinstance(task, LongPromptTask):
+            problems = tuple(task.fitted(gen_length, count, seed, lambda text: len(self._tokenizer(text)["input_ids"])))
+        else:
+            problems = tuple(task.problems(gen_length, count, seed))
         plain = tuple(problem.prompt for problem in problems)
         template = self._chat_template() if task.chat else None
         texts = tuple(map(self._rendered, plain)) if template not in (None, PLAIN) else plain
         # A chat template writes the special tokens itself.
         special = {} if texts is plain else {"add_special_tokens": False}
         prompts = tuple(tuple(self._tokenizer(text, **special)["input_ids"]) for text in texts)
+        if isinstance(task, ScoringTask):
+            prompts = tuple(_cut(task.name, *pair, gen_length) for pair in zip(problems, prompts, strict=True))
         longest = max(task.longest_prompt(gen_length), *(len(prompt) for prompt in prompts))
+        if isinstance(task, LmEvalTask):
+            # lm-eval's models cut what is too long, or read it in pieces.
+            longest = min(longest, self._positions - task.new_tokens(gen_length))
         return ProblemSet(problems, texts, prompts, longest, template)
 
     def _chat_template(self) -> str:
@@ -111,6 +124,22 @@ class ProblemSource:
     def _rendered(self, prompt: str) -> str:
         message = [{"role": "user", "content": prompt}]
         return str(self._tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True))
+
+
+def _cut(task: str, document: Problem, tokens: tuple[int, ...], length: int) -> tuple[int, ...]:
+    """The first `length` tokens of a document.
+
+    Raises:
+        KvbenchError: it has not so many, or there would be nothing to score.
+    """
+    if len(tokens) < length:
+        raise KvbenchError(
+            f"Task '{task}' has no documents of {length} tokens: with this tokenizer {document.id} has {len(tokens)}; "
+            "give a smaller --gen-len."
+        )
+    if length < 2:
+        raise KvbenchError(f"Task '{task}' needs documents of at least 2 tokens; --gen-len is {length}.")
+    return tokens[:length]
 
 
 def load_tasks(
@@ -125,17 +154,23 @@ def load_tasks(
         copies: task -> local copy of its data set.
 
     Raises:
-        KvbenchError: a name's target is not a task, or its data set cannot be read.
+        KvbenchError: a name's target is not a task, the task cannot run here, or its data set cannot be read.
     """
     copies = copies or {}
     tasks: dict[str, Task] = {}
     for name in names:
+        if name.startswith(LM_EVAL):
+            tasks[name] = LmEvalTask(name, copies.get(name))
+            continue
         entry = registry.task(name)
         made = entry.load()
         if not (isinstance(made, type) and issubclass(made, Task)):
             raise KvbenchError(
                 f"Task '{name}' points at {entry.target}, which is not a subclass of kvbench.core.task.Task."
             )
+        reason = made.unavailable()
+        if reason is not None:
+            raise KvbenchError(f"Task '{name}' cannot run here. {reason}")
         if issubclass(made, DatasetTask):
             tasks[name] = made(load(made.hub, copies.get(name), lock, f"--data {name}=PATH"))
         elif name in copies:

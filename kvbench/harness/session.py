@@ -23,6 +23,7 @@ from kvbench.harness.problems import ProblemSource, load_tasks
 from kvbench.harness.store import Settings, Store
 from kvbench.harness.workers import outcomes_of, processes_for
 from kvbench.models.open import open_model
+from kvbench.models.source import LoadedModel
 from kvbench.plugins import Registry
 
 # The embedded model's arithmetic is small and its answers have to agree between devices.
@@ -38,6 +39,9 @@ class Watcher(Protocol):
     def cell(self, planned: Planned) -> Callable[[int], None] | None:
         """Before each cell; returns what is called with the number of new tokens."""
 
+    def grading(self, done: int, completions: int) -> None:
+        """While a cell's completions are graded; not told of cells in other processes."""
+
     def closed(self, result: Result) -> None:
         """After each cell is durable."""
 
@@ -49,6 +53,9 @@ class Silent:
         """Nothing."""
 
     def cell(self, planned: Planned) -> None:
+        """Nothing."""
+
+    def grading(self, done: int, completions: int) -> None:
         """Nothing."""
 
     def closed(self, result: Result) -> None:
@@ -91,13 +98,8 @@ def open_session(checked: Checked, registry: Registry, processes: int = 1) -> Se
     Raises:
         KvbenchError: something that was asked for cannot be had.
     """
-    if checked.threads is not None:
-        torch.set_num_threads(checked.threads)
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers draws its own bars, terminal or not
-    device = _device(checked.device)
-    loaded = open_model(checked.model, registry, torch.device(device), _dtype(checked, device))
-    with contact(loaded):
-        pass  # a model that the engine cannot run is refused now, not once a cell
+    loaded = load_model(checked, registry)
+    device = loaded.device.type
     lock = Lock(checked.out)
     problems = ProblemSource(loaded, load_tasks(checked.tasks, registry, lock, dict(checked.data)))
     plan = make_plan(checked, choose(checked, loaded, registry), loaded, problems)
@@ -119,6 +121,22 @@ def open_session(checked: Checked, registry: Registry, processes: int = 1) -> Se
     )
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
     return Session(checked, plan, LocalExecutor(loaded, problems, processes), settings, lock, parameters)
+
+
+def load_model(checked: Checked, registry: Registry) -> LoadedModel:
+    """The model that was asked for, on its device and in its number type.
+
+    Raises:
+        KvbenchError: it cannot be loaded, or the engine cannot run it.
+    """
+    if checked.threads is not None:
+        torch.set_num_threads(checked.threads)
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers draws its own bars, terminal or not
+    device = _device(checked.device)
+    loaded = open_model(checked.model, registry, torch.device(device), _dtype(checked, device))
+    with contact(loaded):
+        pass  # a model that the engine cannot run is refused now, not once a cell
+    return loaded
 
 
 def run_session(session: Session, watcher: Watcher | None = None) -> Finished:
@@ -148,7 +166,7 @@ def _outcomes(session: Session, todo: list[Planned], watcher: Watcher) -> Iterat
         yield from outcomes_of(session, todo, processes, watcher)
         return
     for planned in todo:
-        yield planned, session.executor.execute(planned, watcher.cell(planned))
+        yield planned, session.executor.execute(planned, watcher.cell(planned), watcher.grading)
 
 
 def _done(store: Store, planned: Planned) -> bool:

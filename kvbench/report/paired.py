@@ -15,6 +15,9 @@ _ITSELF = Estimate(1.0, 1.0, 1.0)
 _NOTICEABLY = 0.95
 """Share of the dense speed below which a row is called slower: less is noise where the arithmetic is small."""
 
+_SAME_LIKELIHOOD = 1e-3
+"""Nats a token by which rounding may make scored documents differ from dense."""
+
 
 @dataclass(frozen=True)
 class Twins:
@@ -58,7 +61,8 @@ def _compared(row: Result, twins: Twins, grades: Grades) -> Result:
 
 
 def _against(row: Result, twin: Result | None, grades: Grades) -> Estimate | None:
-    if twin is None or row.status != "ok":
+    # The score of a document is relative to the dense model as it is.
+    if twin is None or row.status != "ok" or row.nll is not None:
         return None
     if twin.key == row.key:
         # Nothing is a share of nothing.
@@ -92,7 +96,10 @@ def _without_eviction(row: Result, own: Result | None, grades: Grades) -> list[s
     # The last token is written but never read, so it never needs a slot.
     if row.budget is not None and longest - 1 > row.budget:
         found.append("no eviction although the budget binds")
-    elif own is not None:
+    elif row.nll_excess is not None:
+        if row.adapted_lm is None and abs(row.nll_excess) > _SAME_LIKELIHOOD:
+            found.append("nothing was evicted, yet documents are not as likely as to the dense model")
+    elif own is not None and row.metrics is None:  # log-likelihoods differ in their last digits
         theirs = {(grade.problem, grade.sample): grade for grade in grades.get(own.key, ())}
         mine = grades.get(row.key, ())
         changed = [grade for grade in mine if _differs_without_reason(grade, theirs.get((grade.problem, grade.sample)))]

@@ -11,6 +11,7 @@ import numpy as np
 from kvbench.core.cell import Role
 from kvbench.core.intervals import Estimate, score_interval
 from kvbench.core.result import Result
+from kvbench.core.samples import Ends, ends, groups, majority, pass_at
 from kvbench.report.load import Grades
 from kvbench.report.paired import find_twins
 from kvbench.report.statistics import problem_means, relative_score
@@ -46,6 +47,23 @@ class _Line(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Documents:
+    """Scored documents of a line.
+
+    Attributes:
+        nll, excess, kl: nats a token: negative log-likelihood, the same less the dense model's, KL from the dense model.
+        top1: share of tokens at which both have the same favourite.
+        feeding: how they were fed.
+    """
+
+    nll: float
+    excess: Estimate
+    kl: Estimate
+    top1: float
+    feeding: str
+
+
+@dataclass(frozen=True)
 class Line:
     """One policy at one ratio.
 
@@ -58,6 +76,10 @@ class Line:
         trained, held_out: relative score over all problems of the tasks that policies trained on, and of the others.
         of_lm: the first against the dense twin on the same adapted LM.
         score, steps: exact answers and share of steps right before the first error, over the trained tasks.
+        passes: k -> pass@k over the trained tasks; None where there are fewer samples.
+        majority: share of their problems whose most frequent answer is right.
+        ends: how their completions ended; None where nothing was measured or grades are missing.
+        documents: what was measured on scored documents, which are in none of the above but `tasks`.
         cr_mean: achieved ratio, mean over rows.
         cr_peak: achieved ratio at the fullest step of any row.
         kv_bytes, scorer_bytes, ms_per_step, tokens_per_s: means over rows.
@@ -74,6 +96,10 @@ class Line:
     of_lm: Estimate | None
     score: Estimate | None
     steps: float | None
+    passes: Mapping[int, Estimate | None]
+    majority: Estimate | None
+    ends: Ends | None
+    documents: Documents | None
     cr_mean: float | None
     cr_peak: float | None
     kv_bytes: float | None
@@ -100,19 +126,25 @@ def conditions(row: Result) -> Conditions:
     )
 
 
-def summarise(rows: Sequence[Result], grades: Grades) -> list[tuple[Conditions, list[Line]]]:
-    """Tables of comparable lines, short generations first: by ratio, dense rows first, then by name."""
+def summarise(rows: Sequence[Result], grades: Grades, ks: Sequence[int] = ()) -> list[tuple[Conditions, list[Line]]]:
+    """Tables of comparable lines, short generations first: by ratio, dense rows first, then by name.
+
+    Args:
+        rows: of all tables.
+        grades: of the rows.
+        ks: for which pass@k is wanted.
+    """
     tables: dict[Conditions, dict[_Line, list[Result]]] = {}
     for row in rows:
         tables.setdefault(conditions(row), {}).setdefault(_line(row), []).append(row)
     # Sorting is stable, so that what is equal keeps its order, here and below.
     ordered = sorted(tables.items(), key=lambda table: table[0].gen_length)
-    return [(shared, _lines(lines, rows, grades)) for shared, lines in ordered]
+    return [(shared, _lines(lines, rows, grades, ks)) for shared, lines in ordered]
 
 
-def _lines(lines: dict[_Line, list[Result]], rows: Sequence[Result], grades: Grades) -> list[Line]:
+def _lines(lines: dict[_Line, list[Result]], rows: Sequence[Result], grades: Grades, ks: Sequence[int]) -> list[Line]:
     # The same slots are another ratio on each task. Names decide the rest: the order in which cells ended means nothing.
-    summaries = [(min(m.cr for m in members), _summary(members, rows, grades)) for members in lines.values()]
+    summaries = [(min(m.cr for m in members), _summary(members, rows, grades, ks)) for members in lines.values()]
     return [
         line for _, line in sorted(summaries, key=lambda pair: (pair[0], _ROLES.index(pair[1].role), pair[1].label))
     ]
@@ -134,11 +166,13 @@ def _requested(row: Result) -> str:
     return row.cr_requested or f"{row.budget} slots"
 
 
-def _summary(members: Sequence[Result], rows: Sequence[Result], grades: Grades) -> Line:
+def _summary(members: Sequence[Result], rows: Sequence[Result], grades: Grades, ks: Sequence[int]) -> Line:
     first = members[0]
     measured = [row for row in members if row.status == "ok"]
-    trained = [row for row in measured if not row.held_out]
-    held_out = [row for row in measured if row.held_out]
+    graded = [row for row in measured if row.nll is None]
+    trained = [row for row in graded if not row.held_out]
+    held_out = [row for row in graded if row.held_out]
+    completions = groups(grade for row in trained for grade in grades.get(row.key, ()))
     return Line(
         label=_label(first, rows),
         role=first.role,
@@ -150,14 +184,33 @@ def _summary(members: Sequence[Result], rows: Sequence[Result], grades: Grades) 
         of_lm=_pooled(trained, rows, grades, adapted=True) if first.role == "policy" else None,
         score=_score(trained, grades),
         steps=_mean(trained, lambda row: row.steps_correct),
+        passes={k: pass_at(completions, k) for k in ks},
+        majority=majority(completions),
+        ends=ends(completions) if completions else None,
         cr_mean=_mean(measured, lambda row: row.cr_mean),
         cr_peak=min((row.cr_peak for row in measured if row.cr_peak is not None), default=None),
         kv_bytes=_mean(measured, lambda row: row.kv_bytes),
         scorer_bytes=_mean(measured, lambda row: row.scorer_bytes),
         ms_per_step=_mean(measured, lambda row: row.ms_per_step),
         tokens_per_s=_speed(measured),
+        documents=_documents(measured),
         notes=_notes(members),
     )
+
+
+def _documents(measured: Sequence[Result]) -> Documents | None:
+    rows = [row for row in measured if row.nll is not None]
+    if not rows:
+        return None
+
+    def pooled(name: str) -> Estimate:
+        value = float(np.mean([getattr(row, name) for row in rows]))
+        # Several seeds read the same documents: their limits do not add up to one interval.
+        lo, hi = (getattr(rows[0], name + limit) if len(rows) == 1 else None for limit in ("_lo", "_hi"))
+        return Estimate(value, lo, hi)
+
+    feeding = ", ".join(sorted({row.feeding or "" for row in rows}))
+    return Documents(pooled("nll").value, pooled("nll_excess"), pooled("kl"), pooled("score").value, feeding)
 
 
 def _label(row: Result, rows: Sequence[Result]) -> str:

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from kvbench.core.intervals import Estimate
 from kvbench.core.result import Environment, Result
+from kvbench.core.samples import groups, pass_at
 from kvbench.report.load import Stored
 from kvbench.report.paired import paired
 from kvbench.report.summary import Conditions, Line, summarise
@@ -36,28 +37,31 @@ _FEW = 3
 """Tasks that a note still names."""
 
 
-def frame(stored: Stored) -> pd.DataFrame:
-    """One row a cell, with relative scores and alarms; columns in the order of `Result`, the environment's behind."""
-    return pd.DataFrame(
-        {name: _column(name, values) for name, values in _columns(paired(stored)).items()},
-        columns=list(_columns([])),
-    )
+def frame(stored: Stored, ks: Sequence[int] = ()) -> pd.DataFrame:
+    """One row a cell, with relative scores and alarms; columns in the order of `Result`, the environment's behind.
+
+    Args:
+        stored: rows and grades.
+        ks: for each k, columns `pass_at_K`, `pass_at_K_lo` and `pass_at_K_hi` at the end.
+    """
+    columns = _columns(stored, ks)
+    return pd.DataFrame({name: _column(name, values) for name, values in columns.items()}, columns=list(columns))
 
 
-def render(stored: Stored, form: Format = "text") -> str:
-    """The table: a summary for people as text or Markdown, every cell as CSV or JSON."""
+def render(stored: Stored, form: Format = "text", ks: Sequence[int] = ()) -> str:
+    """The table: a summary for people as text or Markdown, every cell as CSV or JSON; with pass@k for these k."""
     match form:
         case "csv":
-            return frame(stored).to_csv(index=False)
+            return frame(stored, ks).to_csv(index=False)
         case "json":
-            return _json(stored)
+            return _json(stored, ks)
         case "md":
-            return _markdown(_report(stored))
+            return _markdown(_report(stored, ks))
         case "text":
             # Whatever reads this, it is not the terminal: no colours, and the same width everywhere.
             console = Console(file=io.StringIO(), width=_WIDTH_WITHOUT_TERMINAL, color_system=None)
             with console.capture() as captured:
-                show(stored, console)
+                show(stored, console, ks)
             return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 
@@ -68,9 +72,9 @@ def only(stored: Stored, keys: Set[str]) -> Stored:
     return Stored(tuple(rows), stored.grades)
 
 
-def show(stored: Stored, console: Console) -> None:
+def show(stored: Stored, console: Console, ks: Sequence[int] = ()) -> None:
     """Print the summary."""
-    report = _report(stored)
+    report = _report(stored, ks)
     for section in report.sections:
         console.print(section.title, style="bold", markup=False, highlight=False, soft_wrap=True)
         for grid in section.grids:
@@ -116,7 +120,8 @@ class _Report:
     legend: tuple[str, ...]
 
 
-def _columns(rows: Sequence[Result]) -> dict[str, list[object]]:
+def _columns(stored: Stored, ks: Sequence[int]) -> dict[str, list[object]]:
+    rows = paired(stored)
     columns: dict[str, list[object]] = {
         field.name: [getattr(row, field.name) for row in rows]
         for field in dataclasses.fields(Result)
@@ -127,6 +132,10 @@ def _columns(rows: Sequence[Result]) -> dict[str, list[object]]:
         columns[field.name] = [
             None if row.environment is None else getattr(row.environment, field.name) for row in rows
         ]
+    for k in ks:
+        passes = [pass_at(groups(stored.grades.get(row.key, ())), k) or (None, None, None) for row in rows]
+        for place, limit in enumerate(("", "_lo", "_hi")):
+            columns[f"pass_at_{k}{limit}"] = [estimate[place] for estimate in passes]
     return columns
 
 
@@ -142,18 +151,21 @@ def _numeric(values: list[object]) -> bool:
     return bool(known) and all(isinstance(value, float) for value in known)
 
 
-def _json(stored: Stored) -> str:
-    columns = _columns(paired(stored))
+def _json(stored: Stored, ks: Sequence[int]) -> str:
+    columns = _columns(stored, ks)
     records = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     return json.dumps(records, indent=1, allow_nan=False) + "\n"
 
 
-def _report(stored: Stored) -> _Report:
+def _report(stored: Stored, ks: Sequence[int]) -> _Report:
     rows = paired(stored)
-    summary = summarise(rows, stored.grades)
+    # pass@1 is the score; without a wish, the other end.
+    wanted = tuple(ks) or tuple(sorted({row.samples for row in rows} - {1}))
+    summary = summarise(rows, stored.grades, wanted)
+    of_data = {row.task for row in rows if row.data_revision is not None}
     held_out = {row.task for row in rows if row.held_out}
     sections = tuple(
-        _Section(_title(shared, rows), tuple(_grids(lines, held_out)), tuple(_notes(lines)))
+        _Section(_title(shared, rows), tuple(_grids(lines, held_out, shared.samples, of_data)), tuple(_notes(lines)))
         for shared, lines in summary
     )
     return _Report(sections, tuple(_legend([line for _, lines in summary for line in lines], held_out)))
@@ -169,8 +181,14 @@ def _title(shared: Conditions, rows: Sequence[Result]) -> str:
     )
 
 
-def _grids(lines: Sequence[Line], held_out: Set[str]) -> list[_Grid]:
-    grids = [_quality(lines), _cost(lines)]
+def _grids(lines: Sequence[Line], held_out: Set[str], samples: int, of_data: Set[str]) -> list[_Grid]:
+    # Documents have no answers: a table of nothing but documents has no use for the first grid.
+    grids = [_quality(lines)] if any(line.n or line.documents is None for line in lines) else []
+    if any(line.documents is not None for line in lines):
+        grids.append(_documents(lines))
+    if samples > 1 or any(task in of_data for line in lines for task in line.tasks):
+        grids.append(_completions(lines, samples))
+    grids.append(_cost(lines))
     if any(len(line.tasks) > 1 for line in lines):
         grids.append(_by_task(lines, held_out))
     return grids
@@ -197,6 +215,43 @@ def _quality(lines: Sequence[Line]) -> _Grid:
         for line in lines
     ]
     return _Grid("What is left of the dense model", tuple(heading), tuple(body))
+
+
+def _documents(lines: Sequence[Line]) -> _Grid:
+    heading = ("policy", "removed", "NLL", "over dense [95 %]", "KL [95 %]", "top-1", "fed")
+    body = [
+        (
+            line.label,
+            line.requested,
+            _decimals(line.documents.nll),
+            _nats(line.documents.excess),
+            _nats(line.documents.kl),
+            _decimals(line.documents.top1),
+            line.documents.feeding,
+        )
+        for line in lines
+        if line.documents is not None
+    ]
+    return _Grid("Documents, told token by token", heading, tuple(body))
+
+
+def _completions(lines: Sequence[Line], samples: int) -> _Grid:
+    ks = [k for k in dict.fromkeys(k for line in lines for k in line.passes) if k <= samples]
+    votes = [f"maj@{samples} [95 %]"] if samples > 1 else []
+    heading = ["policy", "removed", *(f"pass@{k} [95 %]" for k in ks), *votes, "finished [95 %]", "truncated", "tokens"]
+    body = [
+        (
+            line.label,
+            line.requested,
+            *(_estimate(line.passes[k]) for k in ks),
+            *([_estimate(line.majority)] if votes else []),
+            _estimate(line.ends.finished) if line.ends is not None else "-",
+            _decimals(line.ends.truncated.value) if line.ends is not None else "-",
+            f"{line.ends.length.value:.0f}" if line.ends is not None else "-",
+        )
+        for line in lines
+    ]
+    return _Grid("How answers ended, and what several of them say", tuple(heading), tuple(body))
 
 
 def _cost(lines: Sequence[Line]) -> _Grid:
@@ -249,11 +304,20 @@ def _legend(lines: Sequence[Line], held_out: Set[str]) -> list[str]:
     if not lines:
         return []
     told = ["relative: exact answers as a share of the dense model's (full), paired by problem, 95 % interval"]
+    if any(line.documents is not None for line in lines):
+        told.append(
+            "NLL: nats a token; over dense: the same less the dense base model's; KL: from the dense base model; "
+            "top-1: share of tokens with the same favourite; fed: rows fed in different ways do not compare"
+        )
     if held_out:
         names = ", ".join(f"{name}*" for name in sorted(held_out))
         told.append(f"held-out: the same on {names}, a family that no policy was trained on")
     if any("@" in line.label for line in lines):
         told.append("full @P: the dense model on the LM that was trained with policy P; of LM: relative to that")
+    if any(k > 1 for line in lines for k in line.passes):
+        told.append(
+            "pass@k: a problem is solved by one of k answers; maj@n: by the most frequent of all; score is pass@1"
+        )
     told.append("score, steps: share of exact answers; of steps that are right before the first error")
     told.append("removed: asked for; fullest: achieved when the cache was fullest; achieved: mean over all steps")
     told.append("KV, state: bytes of one sequence in all layers; state is what the policy itself keeps")
@@ -286,6 +350,12 @@ def _estimate(estimate: Estimate | None) -> str:
     lo = 0.0 if estimate.lo is None else estimate.lo
     hi = "inf" if estimate.hi is None else f"{estimate.hi:.2f}"
     return f"{_decimals(estimate.value)} [{lo:.2f}, {hi}]"
+
+
+def _nats(estimate: Estimate) -> str:
+    if estimate.lo is None or estimate.hi is None:
+        return _decimals(estimate.value)
+    return f"{estimate.value:.3f} [{estimate.lo:.3f}, {estimate.hi:.3f}]"
 
 
 def _number(estimate: Estimate | None) -> str:

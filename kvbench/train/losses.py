@@ -35,6 +35,10 @@ class Sample:
         """The sample of these rows [r]; `total` stays that of all."""
         return Sample(self.queries[rows], self.valid[rows], self.total)
 
+    def nothing(self) -> Sample:
+        """As many rows without a valid query."""
+        return Sample(torch.zeros_like(self.queries), torch.zeros_like(self.valid), self.total)
+
     def mean(self, values: Tensor) -> Tensor:
         """These rows' part of the mean of values [R, H, N] over heads and all valid queries, a scalar."""
         return (values * self.valid[:, None]).sum() / max(1, self.total * values.shape[1])

@@ -6,6 +6,7 @@ those of the whole step, so that sums over portions are its means, whatever the 
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 
@@ -26,7 +27,9 @@ class Portion:
     Attributes:
         batch: the rows.
         split: of the step's budget.
-        sample: of their sequences.
+        sample: of their sequences, for the measurements.
+        pairs: of their sequences, for the boundary loss.
+        pairs_long: long-range slots that the boundary loss imagines.
         documents: where attention is reset; None for one document a row.
         names: of their sequences in the step [U].
         positions: that the LM's loss is a mean over, in the whole step.
@@ -37,6 +40,8 @@ class Portion:
     batch: Batch
     split: Split
     sample: Sample
+    pairs: Sample
+    pairs_long: int
     documents: Documents | None
     names: Tensor
     positions: int
@@ -53,12 +58,14 @@ class Draw:
         policy, geometry: decide the split of a budget.
         queries: sampled queries of a sequence.
         future: later queries that a sampled newcomer has at least.
+        least_slots: the boundary loss draws its long-range slots from this number up to the step's; 0 for the step's.
     """
 
     policy: LearnedPolicy
     geometry: Geometry
     queries: int
     future: int
+    least_slots: int = 0
 
     def portions(self, batch: Batch, stream: str, count: int, mine: range) -> list[Portion]:
         """The portions of these numbers when a step's rows are cut into `count`.
@@ -70,25 +77,27 @@ class Draw:
             mine: which of them.
         """
         split = self.policy.checked_split(batch.budget.slots, self.geometry)
-        # The first query at which the layer holds more than it may keep.
-        first = split.sinks + split.window + max(0, split.long)
         lengths = batch.sequences()
-        sample = sample_queries(lengths, first, self.future, self.queries, generator(stream))
+        pairs_long = self._pairs_long(stream, split.long)
+        draws = generator(stream)
+        sample, pairs = (self._sample(lengths, split, long, draws) for long in (split.long, pairs_long))
         positions = int(batch.real().sum())
         leaving = int((lengths - split.window - split.sinks).clamp(min=0).sum())
         portions = []
         for index in mine:
             part, chosen = batch.part(index, count)
             documents = None if part.borders is None else Documents.of(part.borders, *part.ids.shape)
-            taken = sample.take(chosen)
+            taken, taken_pairs = sample.take(chosen), pairs.take(chosen)
             if index >= len(batch.ids):
                 # There is no such row: what stands in for it trains nothing.
-                taken = Sample(torch.zeros_like(taken.queries), torch.zeros_like(taken.valid), taken.total)
+                taken, taken_pairs = taken.nothing(), taken_pairs.nothing()
             portions.append(
                 Portion(
                     batch=part,
                     split=split,
                     sample=taken,
+                    pairs=taken_pairs,
+                    pairs_long=pairs_long,
                     documents=documents,
                     names=part.names(),
                     positions=positions,
@@ -98,6 +107,19 @@ class Draw:
                 )
             )
         return portions
+
+    def _sample(self, lengths: Tensor, split: Split, long: int, draws: torch.Generator) -> Sample:
+        # The first query at which a layer with so many long-range slots holds more than it may keep.
+        first = split.sinks + split.window + max(0, long)
+        return sample_queries(lengths, first, self.future, self.queries, draws)
+
+    def _pairs_long(self, stream: str, long: int) -> int:
+        """Long-range slots of the boundary loss: the step's, or fewer, drawn log-uniformly."""
+        least = self.least_slots
+        if not 0 < least < long:
+            return long
+        share: float = random.Random(f"{stream}/slots").random()
+        return round(least * math.pow(long / least, share))
 
 
 class Steps(Dataset[list[Portion]]):

@@ -34,9 +34,13 @@ class Recipe:
         top: tokens of the teacher's distribution that are compared.
         boundary_weight: factor of the boundary loss.
         boundary_queries: queries a row at which it is taken.
+        boundary_slots: the boundary loss draws its long-range slots from this number up to the step's; 0 for the step's.
+            Without it, no token of the first budget's length is ever a newcomer, so its score is trained as an
+            incumbent's only.
         boundary_future: later queries that a token's mass is averaged over, at least.
         margin, balance: see `losses.boundary_loss`.
         normaliser: `dense` or `sparse`: what a future mass is relative to.
+        target_power: exponent of the mean over later queries: 1 as in the paper, larger for single, sharp uses.
         eval_every: steps between evaluations on held-back problems.
         eval_rows: rows a level in an evaluation.
         save_every: steps after which a killed run goes on.
@@ -53,14 +57,14 @@ class Recipe:
         trainer: further arguments of transformers' TrainingArguments, such as `fsdp` and `report_to`.
     """
 
-    steps: int = 1000
+    steps: int = 1600
     tokens: int = 32768
-    levels: Mapping[int, float] = field(default_factory=lambda: {256: 1.0, 512: 2.0, 1024: 4.0, 2048: 4.0})
+    levels: Mapping[int, float] = field(default_factory=lambda: {1024: 1.0, 2048: 1.0})
     crs: tuple[str, ...] = ("0.75", "0.875")
     tasks: tuple[str, ...] = ()
-    policy: Mapping[str, Any] = field(default_factory=lambda: {"sinks": 4, "window": 16})
-    lm_lr: float = 4e-4
-    scorer_lr: float = 2e-3
+    policy: Mapping[str, Any] = field(default_factory=lambda: {"sinks": 4, "window": 48, "hidden": 128})
+    lm_lr: float = 1e-3
+    scorer_lr: float = 4e-3
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 1e-4
     warmup: int = 50
@@ -69,14 +73,16 @@ class Recipe:
     clip: float = 1.0
     top: int = 256
     boundary_weight: float = 1.0
-    boundary_queries: int = 96
+    boundary_queries: int = 192
+    boundary_slots: int = 8
     boundary_future: int = 128
     margin: float = 0.5
     balance: bool = False
     normaliser: str = "dense"
-    eval_every: int = 250
+    target_power: float = 8.0
+    eval_every: int = 400
     eval_rows: int = 16
-    save_every: int = 250
+    save_every: int = 400
     data: Mapping[str, Any] = field(default_factory=dict)
     freeze_lm: bool = False
     lm_schedule: str = "decay"
@@ -113,9 +119,11 @@ class Recipe:
                 raise KvbenchError(
                     f"The recipe setting '{name}' is '{getattr(self, name)}'; write {' or '.join(map(repr, words))}."
                 )
-        for name in ("margin", "lookahead", "gate_weight"):
+        for name in ("margin", "lookahead", "gate_weight", "boundary_slots"):
             if getattr(self, name) < 0:
                 raise KvbenchError(f"The recipe setting '{name}' is {getattr(self, name)}; it has to be at least 0.")
+        if self.target_power <= 0:
+            raise KvbenchError(f"The recipe setting 'target_power' is {self.target_power}; it has to be above 0.")
         if self.data and self.tasks:
             raise KvbenchError("A recipe has 'tasks' or 'data', not both.")
         for cr in self.crs:

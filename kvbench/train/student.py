@@ -47,7 +47,9 @@ class Step:
     Attributes:
         split: of this step's budget.
         lengths: true length of each row [R].
-        sample: queries of the boundary loss and of the measurements.
+        sample: queries of the measurements.
+        pairs: queries of the boundary loss.
+        pairs_long: long-range slots that the boundary loss imagines; from 1 to those of `split`.
         objective: of the scorers.
         documents: where attention is reset; None for one document a row.
         gate: how gates decide in this step; only for policies that have them.
@@ -62,6 +64,8 @@ class Step:
     split: Split
     lengths: Tensor
     sample: Sample
+    pairs: Sample
+    pairs_long: int
     objective: Objective = field(default_factory=Objective)
     documents: Documents | None = None
     gate: relaxed.GateStep | None = None
@@ -101,7 +105,7 @@ class Step:
                     priority,
                     ranked.wanted,
                     ranked.teacher,
-                    self.sample,
+                    self.pairs,
                     margin=self.objective.margin,
                     balance=self.objective.balance,
                 )
@@ -119,27 +123,24 @@ class Step:
         # Without long-range slots there is nothing that a teacher could choose differently.
         if split.long <= 0 or not (self.measure or scorer is not None):
             return _Ranked(kept)
-        wanted, teacher = self._teacher(scorer, query, key, scale, kept)
+        wanted = self._wanted(scorer, query, key, scale, kept)
         if self.measure:
-            self._measure(layer, query, key, scale, kept, teacher)
-        return _Ranked(kept, wanted, teacher)
+            self._measure(layer, query, key, scale, kept, wanted)
+        return _Ranked(kept, wanted, Kept.of(wanted, split.sinks, split.window, self.pairs_long))
 
-    def _teacher(
-        self, scorer: nn.Module | None, query: Tensor, key: Tensor, scale: float, kept: Kept
-    ) -> tuple[Tensor, Kept]:
-        """The teacher's static priority [R, H, S] and what it keeps."""
-        split = self.split
-        target = future_target(query, key, scale, split.window, self.lengths, self.objective.target, kept)
+    def _wanted(self, scorer: nn.Module | None, query: Tensor, key: Tensor, scale: float, kept: Kept) -> Tensor:
+        """The teacher's static priority [R, H, S]."""
+        target = future_target(query, key, scale, self.split.window, self.lengths, self.objective.target, kept)
         # Teacher and student share the decay.
-        wanted = target if scorer is None else _static(scorer, target)
-        return wanted, Kept.of(wanted, split.sinks, split.window, split.long)
+        return target if scorer is None else _static(scorer, target)
 
-    def _measure(self, layer: int, query: Tensor, key: Tensor, scale: float, kept: Kept, teacher: Kept) -> None:
-        sample = self.sample
+    def _measure(self, layer: int, query: Tensor, key: Tensor, scale: float, kept: Kept, wanted: Tensor) -> None:
+        sample, split = self.sample, self.split
+        teacher = Kept.of(wanted, split.sinks, split.window, split.long)
         queries = sample.queries[:, None].expand(-1, key.shape[1], -1)
-        mine, wanted = kept.long(queries), teacher.long(queries)
-        self.recall[layer] = sample.mean((mine & wanted).sum(-1) / self.split.long)
-        self.mass[layer] = _retained_mass(query, key, scale, mine, self.split, sample)
+        mine, theirs = kept.long(queries), teacher.long(queries)
+        self.recall[layer] = sample.mean((mine & theirs).sum(-1) / split.long)
+        self.mass[layer] = _retained_mass(query, key, scale, mine, split, sample)
 
     def _decide(self, layer: int, gate: Gate, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Attention over what gates leave: softly while they are trained, otherwise by their decisions."""
@@ -151,7 +152,7 @@ class Step:
             kept = Kept.all_but(score <= self.gate.offset, split.sinks, split.window)
             if self.measure and layer not in self.recall:
                 with torch.no_grad():
-                    self._measure(layer, query, key, scale, kept, self._teacher(None, query, key, scale, kept)[1])
+                    self._measure(layer, query, key, scale, kept, self._wanted(None, query, key, scale, kept))
             if not self.gate.soft:
                 decided = relaxed.leaving(self.lengths, score.shape[-1], split)[:, None]
                 self.closed[layer] = (kept.rank * decided).sum() / max(1, self.gate.tokens * key.shape[1])
@@ -167,7 +168,7 @@ class Step:
 
 @dataclass(frozen=True)
 class _Ranked:
-    """What one layer keeps, the teacher's priorities, and what it keeps by them; the latter two where they are needed."""
+    """What one layer keeps, the teacher's priorities, and what the boundary loss's teacher keeps by them; where needed."""
 
     kept: Kept
     wanted: Tensor | None = None

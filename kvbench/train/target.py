@@ -26,12 +26,14 @@ class TargetKind:
         group: `max` or `mean` over the query heads of a group.
         count: mean over later queries; otherwise their sum.
         lookahead: queries after the window's end that count beyond the first; 0 for all of them.
+        power: exponent of the mean over later queries, see `future_mass.future_mass`.
     """
 
     normaliser: str = "dense"
     group: str = "max"
     count: bool = True
     lookahead: int = 0
+    power: float = 1.0
 
 
 def normaliser(queries: Tensor, keys: Tensor, scale: float, kept: Kept | None = None, block: int = 1024) -> Tensor:
@@ -71,7 +73,7 @@ def future_target(
     kind: TargetKind | None = None,
     kept: Kept | None = None,
 ) -> Tensor:
-    """Target score of each token [R, H, S]: log mean attention from the real queries after its window.
+    """Target score of each token [R, H, S]: log power mean of the attention from the real queries after its window.
 
     Args:
         queries: [R, Hq, S, D] after RoPE.
@@ -86,6 +88,14 @@ def future_target(
     with torch.no_grad(), torch.autocast(queries.device.type, enabled=False):
         shift = normaliser(queries, keys, scale, kept if kind.normaliser == "sparse" else None)
         mass = future_mass(
-            queries, keys, shift, scale, window, lengths=lengths, lookahead=kind.lookahead, count=kind.count
+            queries,
+            keys,
+            shift,
+            scale,
+            window,
+            power=kind.power,
+            lengths=lengths,
+            lookahead=kind.lookahead,
+            count=kind.count,
         )
         return group_target(mass, keys.shape[1], kind.group)

@@ -114,7 +114,9 @@ class Trainer:
         with self.processes.first_alone():
             open_folder(out, self._configuration(), resume=resume, leftovers=(MANIFEST, SCORER, ADAPTED_LM, LOCK))
 
-        self.draw = Draw(policy, loaded.geometry, recipe.boundary_queries, recipe.boundary_future)
+        self.draw = Draw(
+            policy, loaded.geometry, recipe.boundary_queries, recipe.boundary_future, recipe.boundary_slots
+        )
         self.autocast = recipe.precision == "bf16" or (recipe.precision == "auto" and self.device.type == "cuda")
         self.teacher = Teacher(
             loaded,
@@ -136,7 +138,9 @@ class Trainer:
         self.wrapped: nn.Module = self.student
         """The student as the loop has wrapped it for several processes; itself in a single one."""
         self._objective = Objective(
-            TargetKind(recipe.normaliser, recipe.group, recipe.count, recipe.lookahead), recipe.margin, recipe.balance
+            TargetKind(recipe.normaliser, recipe.group, recipe.count, recipe.lookahead, recipe.target_power),
+            recipe.margin,
+            recipe.balance,
         )
 
     @property
@@ -220,6 +224,8 @@ class Trainer:
             split=portion.split,
             lengths=portion.batch.sequences().to(self.device),
             sample=portion.sample.to(self.device),
+            pairs=portion.pairs.to(self.device),
+            pairs_long=portion.pairs_long,
             objective=self._objective,
             documents=None if portion.documents is None else portion.documents.to(self.device),
             gate=gate,
@@ -346,11 +352,14 @@ class Trainer:
         longest = max(map(self.rows.reference_length, self.recipe.levels))
         for cr, text in zip(self.rows.crs, self.recipe.crs, strict=True):
             first = Budget.from_cr(cr, longest).slots
+            if self.recipe.boundary_slots:
+                # The boundary loss imagines as few slots as this.
+                first = min(first, smallest - 1 + self.recipe.boundary_slots)
             if first + future > longest and self.policy.scorer(geometry) is not None:
                 raise KvbenchError(
-                    f"Rows of at most {longest} tokens are too short to train ratio {text}: nothing is evicted before "
-                    f"token {first}, and a score is only taught where {future} tokens follow; use longer rows, a higher "
-                    "ratio or a smaller boundary_future."
+                    f"Rows of at most {longest} tokens are too short to train ratio {text}: the first decision that "
+                    f"could be taught comes at token {first}, and {future} tokens have to follow it; use longer rows, a "
+                    "higher ratio or a smaller boundary_future."
                 )
 
     def _configuration(self) -> Record:

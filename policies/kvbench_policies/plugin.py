@@ -60,6 +60,22 @@ def kvbench_policies() -> list[PolicyEntry]:
             prefill="chunked",
         ),
         PolicyEntry(
+            name="knorm",
+            target="kvbench_policies.knorm:Knorm",
+            summary="evicts the longest keys",
+            paper="Devoto et al. 2024, A Simple and Effective L2 Norm-Based Strategy, arXiv:2406.11430",
+            parameters=(Parameter("window", "int", "1", "newest tokens, never evicted"),),
+        ),
+        PolicyEntry(
+            name="h2o",
+            target="kvbench_policies.h2o:H2o",
+            summary="evicts what has drawn least attention so far; half of the budget is for the newest tokens",
+            paper="Zhang et al. 2023, H2O: Heavy-Hitter Oracle for Efficient Generative Inference, arXiv:2306.14048",
+            needs=("attention",),
+            prefill="chunked",
+            parameters=(Parameter("recent", "float", "0.5", "share of the budget for the newest tokens"),),
+        ),
+        PolicyEntry(
             name="kvpop",
             target="kvbench_policies.kvpop.policy:Kvpop",
             summary="learned priority, decided when a token leaves the window by an mLSTM that has read what followed",

@@ -13,7 +13,7 @@ from kvbench.core.policy import Policy
 from kvbench.engine import generate
 from kvbench.engine.generate import Engine
 from kvbench.engine.layer import Layer
-from kvbench.engine.requests import Completion, Request, Sampling
+from kvbench.engine.requests import Completion, Request, Sampling, Stop
 from kvbench.engine.rows import Rows
 from kvbench.engine.run import Setting, prefill
 from kvbench.models.source import LoadedModel
@@ -146,10 +146,10 @@ def test_steps_past_the_end_of_every_row_change_nothing(monkeypatch: pytest.Monk
         assert late.audit == exact.audit
 
 
-def _every(count: int, finished: Callable[[Rows], list[int]]) -> Callable[[Rows], list[int]]:
+def _every(count: int, finished: Callable[[Rows], list[int]]) -> Callable[[Rows, Stop | None], list[int]]:
     calls = [0]
 
-    def patched(self: Rows) -> list[int]:
+    def patched(self: Rows, stop: Stop | None) -> list[int]:
         calls[0] += 1
         return finished(self) if calls[0] % count == 0 else []
 
@@ -283,3 +283,17 @@ def test_a_budget_is_needed_and_must_do() -> None:
     with pytest.raises(KvbenchError, match="'streaming_llm' needs a budget of at least 6 slots; this one has 5"):
         Engine(load(), StreamingLlm(), 5)
     assert Engine(load(), StreamingLlm(), 6).generate([Request(_prompt(9), 9)]).audit.peak == 6
+
+
+def test_a_stop_ends_a_completion_where_it_says() -> None:
+    """Each request ends at its own first token from a set; others in the batch go on as if nothing had happened."""
+    loaded = load()
+    requests = [Request(tuple(text(size).tolist()), 20) for size in (5, 9, 5)]
+    engine = Engine(loaded, Full(), None, rows=2)
+    free = engine.generate(requests).completions
+    marks = (free[0].tokens[0], free[1].tokens[7], -1)
+    ended = engine.generate(requests, stop=lambda index, tokens: marks[index] in tokens).completions
+    for completion, whole, mark in zip(ended, free, marks, strict=True):
+        size = whole.tokens.index(mark) + 1 if mark in whole.tokens else 20
+        assert completion.tokens == whole.tokens[:size]
+        assert completion.finish == ("stop" if mark in whole.tokens else "length")

@@ -114,7 +114,11 @@ def load(
     model, configuration = config(kind, heads, kv_heads, positions, **more)
     with torch.random.fork_rng():
         torch.manual_seed(11)
-        return wrap(model(configuration), kind, eos, dtype)
+        made = model(configuration)
+        for name, parameter in made.named_parameters():
+            if name.endswith("norm.weight"):  # all ones would give every normalised key the same length
+                parameter.data += 0.3 * torch.randn_like(parameter)
+        return wrap(made, kind, eos, dtype)
 
 
 def text(*shape: int) -> Tensor:

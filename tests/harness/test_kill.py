@@ -42,7 +42,7 @@ def slow(path, lines):
 store._append = slow
 
 class Slow:
-    def execute(self, planned, progress=None):
+    def execute(self, planned, progress=None, grading=None):
         key = planned.cell.key
         time.sleep(0.01)
         grades = [

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kvbench.core.budget import Budget
 from kvbench.core.errors import KvbenchError
 from kvbench.harness.options import Checked, Requested, RunOptions, Shard, check
 from kvbench.plugins import load_registry
@@ -81,6 +82,19 @@ def test_the_shipped_suite() -> None:
     assert (made.gen_lens, made.limit, len(made.tasks)) == ((1024, 2048), 200, 6)
 
 
+def test_a_suite_gives_a_task_a_length_of_its_own() -> None:
+    made = checked(RunOptions(suite="needles-smollm2"))
+    assert (made.model, made.gen_lens, made.lengths, made.limit) == ("smollm2", (1024,), (("longtext", 2048),), 50)
+    assert [requested.text for requested in made.budgets] == ["0.5", "0.75", "7/8"]
+    assert checked(RunOptions(suite="needles-smollm2", gen_lens=(512,))).lengths == ()
+    assert checked(RunOptions(suite="needles-smollm2", tasks=("needle-single",))).lengths == ()
+
+
+def test_tasks_of_lm_eval_keep_their_spelling() -> None:
+    made = checked(replace(PLAIN, tasks=("lm-eval:a-b_C",), data=("lm_eval:a-b_C=there",)))
+    assert (made.tasks, made.data) == (("lm_eval:a-b_C",), (("lm_eval:a-b_C", "there"),))
+
+
 def test_the_command_line_wins_over_the_suite() -> None:
     made = checked(RunOptions(suite="reference-v1", budgets=(64,), limit=4, policies=("all",), seeds=(3,)))
     assert made.budgets == (Requested(slots=64),)
@@ -97,6 +111,7 @@ def test_the_command_line_wins_over_the_suite() -> None:
         ("limit = '4'", "of type int"),
         ("limit = true", "of type int"),
         ("gen_lens = [1.5]", "a list of int"),
+        ("lengths = {longtext = '8'}", "a table of int"),
         ("crs = ['0.5']\nbudgets = [4]", "both crs and budgets"),
     ],
 )
@@ -111,3 +126,45 @@ def test_shards_deal_every_cell_once() -> None:
     keys = [f"{number:016x}" for number in range(50)]
     dealt = [[key for key in keys if Shard(index, 3).holds(key)] for index in (1, 2, 3)]
     assert sorted(key for part in dealt for key in part) == keys
+
+
+@pytest.mark.parametrize(
+    ("name", "tasks"),
+    [
+        ("paper-table1", ("aime24", "aime25", "hmmt_feb25", "hmmt_nov25")),
+        ("paper-ood", ("gpqa_diamond", "livecodebench_v6")),
+    ],
+)
+def test_the_papers_protocol_is_a_file(name: str, tasks: tuple[str, ...]) -> None:
+    made = checked(RunOptions(suite=name))
+    assert made.tasks == tasks
+    assert [Budget.from_cr(requested.cr, 16384).slots for requested in made.budgets if requested.cr] == [4096, 2048]
+    assert (made.reference_length, made.samples, made.seeds) == (16384, 16, (0,))
+    assert (made.temperature, made.top_p, made.top_k) == (0.6, 0.95, 20)
+    assert {"full", "streaming_llm", "streaming_llm_plus", "tova", "kvpop_mlp", "kvpop"} <= set(made.policies)
+    # DMS is in the paper's table: it belongs here as soon as there is one.
+    assert ("dms" in made.policies) == ("dms" in load_registry().policies)
+    assert made.everything
+    assert not checked(RunOptions(suite=name, policies=("kvpop",))).everything
+
+
+def test_a_suites_copies_and_checkpoints_lie_beside_it(tmp_path: Path) -> None:
+    suite = tmp_path / "mine.toml"
+    suite.write_text(
+        'policies = ["tova"]\ncrs = ["1/2"]\ntasks = ["aime24", "aime25"]\ncheckpoints = ["trained"]\n'
+        '[data]\naime24 = "a.jsonl"\naime25 = "/b.jsonl"\n',
+        encoding="utf-8",
+    )
+    made = checked(RunOptions(suite=str(suite)))
+    assert made.data == (("aime24", str(tmp_path / "a.jsonl")), ("aime25", "/b.jsonl"))
+    assert made.checkpoints == (tmp_path / "trained",)
+    made = checked(RunOptions(suite=str(suite), tasks=("aime25",), data=("aime25=c.jsonl",)))
+    assert made.data == (("aime25", "c.jsonl"),)
+
+
+@pytest.mark.parametrize("line", ['data = "x"', "[data]\naime24 = 1", 'checkpoints = "x"', "leave_out_untrained = 1"])
+def test_a_suite_of_another_shape_is_refused(tmp_path: Path, line: str) -> None:
+    suite = tmp_path / "mine.toml"
+    suite.write_text(line, encoding="utf-8")
+    with pytest.raises(KvbenchError, match="it has to be"):
+        checked(RunOptions(suite=str(suite)))

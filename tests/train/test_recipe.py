@@ -40,6 +40,7 @@ def test_a_file_changes_only_what_it_names(tmp_path: Path) -> None:
         ({"levels": {}}, "at least one level with a positive weight and one compression ratio"),
         ({"levels": {"long": 1}}, "'levels' cannot be"),
         ({"betas": [0.9]}, "'betas' cannot be"),
+        ({"target_power": 0}, "'target_power' is 0.0; it has to be above 0"),
         ({"normaliser": "both"}, "'normaliser' is 'both'; write 'dense' or 'sparse'"),
         ({"group": "sum"}, "'group' is 'sum'; write 'max' or 'mean'"),
         ({"margin": -1}, "'margin' is -1.0; it has to be at least 0"),

@@ -51,7 +51,7 @@ def _attach(loaded: LoadedModel, scorers: bool = True, decay: float = 0.0) -> nn
 def _step(lengths: Tensor, split: Split = SPLIT, **more: Any) -> student.Step:
     first = split.sinks + split.window + split.long
     sample = sample_queries(lengths, first, 10, 32, torch.Generator().manual_seed(0))
-    return student.Step(split=split, lengths=lengths, sample=sample, **more)
+    return student.Step(split=split, lengths=lengths, sample=sample, pairs=sample, pairs_long=split.long, **more)
 
 
 def _ids(lengths: Tensor) -> Tensor:
@@ -257,6 +257,7 @@ def test_what_shares_a_batch_does_not_matter(tiny: LoadedModel, sparse: bool) ->
     for row, length in enumerate(lengths.tolist()):
         step = _step(lengths[row : row + 1], measure=True, objective=objective)
         step.sample = Sample(together.sample.queries[row : row + 1], together.sample.valid[row : row + 1], 32)
+        step.pairs = step.sample
         alone = tiny.model(input_ids=ids[row : row + 1, :length], use_cache=False, kvbench_step=step).logits
         torch.testing.assert_close(logits[row, :length], alone[0], atol=1e-4, rtol=1e-4)
         single.append(step)
@@ -320,6 +321,21 @@ def test_documents_of_a_packed_row_are_rows_of_their_own(tiny: LoadedModel, kind
         strict=True,
     ):
         torch.testing.assert_close(mine, theirs, atol=2e-3, rtol=2e-3)
+
+
+def test_pairs_at_fewer_slots_change_the_boundary_loss_alone(tiny: LoadedModel) -> None:
+    _attach(tiny)
+    lengths = torch.tensor([70, 60])
+    ids = _ids(lengths)
+    few = sample_queries(lengths, SPLIT.sinks + SPLIT.window + 3, 10, 32, torch.Generator().manual_seed(4))
+    plain, imagined = _step(lengths, measure=True), _step(lengths, measure=True)
+    imagined.pairs, imagined.pairs_long = few, 3
+    one, two = (tiny.model(input_ids=ids, use_cache=False, kvbench_step=step).logits for step in (plain, imagined))
+    assert torch.equal(one, two)
+    for layer in range(2):
+        assert plain.recall[layer] == imagined.recall[layer]
+        assert plain.mass[layer] == imagined.mass[layer]
+        assert plain.boundary[layer] != imagined.boundary[layer]
 
 
 def test_recall_and_mass_by_hand(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:

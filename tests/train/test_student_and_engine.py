@@ -56,7 +56,7 @@ def test_the_students_next_tokens_are_the_engines(tiny: LoadedModel, name: str, 
     if isinstance(policy, GatedPolicy) and not policy.hard_budget:
         offset = policy.offset(kept_share(split, ids.shape[1]))
         gate = relaxed.GateStep(offset, False, 0, torch.zeros(1, dtype=torch.int64), 1)
-    step = student.Step(split=split, lengths=lengths, sample=sample, gate=gate)
+    step = student.Step(split=split, lengths=lengths, sample=sample, pairs=sample, pairs_long=split.long, gate=gate)
     trained = copy.deepcopy(tiny.model)
     if name == "dms_topk":
         # Trained as gates, run as a ranking.

