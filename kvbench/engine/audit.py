@@ -116,7 +116,7 @@ class Auditor:
             rows,
             self._reference,
             int(self._violations),
-            self._held / self._notes,
+            self._held.double() / self._notes,
         )
 
 
@@ -177,7 +177,7 @@ class PassageAuditor:
             rows,
             self._setting.reference_length,
             self._violations,
-            torch.as_tensor(self._held) / self._notes,
+            torch.as_tensor(self._held).double() / self._notes,
         )
 
 
@@ -207,7 +207,7 @@ def _audit(
         metadata_bytes=bytes_of[2] // rows,
         evictions=sum(request.evictions for request in closed),
         sliding_bytes=sum(_live_bytes(sliding)) // rows,
-        head_entries=tuple(tuple(layer) for layer in heads.double().tolist()),
+        head_entries=tuple(tuple(layer) for layer in heads.tolist()),
     )
 
 

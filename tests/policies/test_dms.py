@@ -14,6 +14,7 @@ from kvbench.core.policy import Geometry, Split, StateRequest, Tokens, kept_shar
 from kvbench.core.ranking import Kept
 from kvbench.engine.generate import Engine
 from kvbench.engine.requests import Request
+from kvbench.engine.score import Passage
 from kvbench.train import relaxed
 from kvbench_policies.dms import naive
 from kvbench_policies.dms.gate import DmsGate
@@ -141,6 +142,23 @@ def test_audit_counts_what_is_left() -> None:
     assert audit.entries_mean == pytest.approx(sum(flat) / 4)
     assert 7 < sum(flat) / 4 < audit.peak <= 70
     assert audit.evictions > 0
+
+
+def test_scored_tokens_enter_whole_or_one_by_one() -> None:
+    loaded, policy = load(), Dms(sinks=2, window=5)
+    scorers = random_scorers(policy, loaded.geometry)
+    passages = [Passage(tuple(text(1, size)[0].tolist())) for size in (50, 31)]
+    engine = Engine(loaded, policy, 20, scorers, rows=2)
+    exact, single, chunks = (engine.score(passages, chunk) for chunk in (None, 1, 4))
+    assert (exact.feeding, single.feeding, chunks.feeding) == ("exact", "token", "chunks of 4")
+    for one, other in zip(exact.scores, single.scores, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+    assert exact.audit.head_entries == single.audit.head_entries
+    # What leaves while a chunk enters is gone for the whole chunk, so that later layers decide a little differently.
+    assert exact.audit.evictions > 0
+    assert chunks.audit.cr_end == pytest.approx(exact.audit.cr_end, abs=0.02)
+    with pytest.raises(KvbenchError, match="between 1 and 5 tokens at once"):
+        engine.score(passages, 6)
 
 
 def test_ranking_by_gates_keeps_the_running_top_k() -> None:
