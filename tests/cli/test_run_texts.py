@@ -98,7 +98,9 @@ def test_the_side_file_has_positions_and_the_table_says_what_it_shows(
 def test_a_dense_likelihood_that_is_none_raises_an_alarm(kvbench: Kvbench, talker: Path, tmp_path: Path) -> None:
     what = ("--task", "longtext", "--gen-len", 40, "--limit", 2, "--policy", "random", "--budget", 64)
     rows = _run(kvbench, talker, tmp_path, *what)
-    assert not any(row.alarms for row in paired(load([tmp_path])) if row.policy == "random" and not row.random_weights)
+    # Whether it is slower than dense is the machine's to say.
+    (calm,) = [row for row in paired(load([tmp_path])) if row.policy == "random"]
+    assert not any("not as likely" in alarm for alarm in calm.alarms)
     wrong = replace(rows["random", 64], nll_excess=0.002)
     with (tmp_path / RESULTS).open("a") as file:
         file.write(wrong.to_json() + "\n")
