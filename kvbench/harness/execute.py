@@ -154,15 +154,7 @@ class LocalExecutor:
                 digest=digest(text),
                 extracted=grade.extracted,
             )
-            records.append(
-                CompletionRecord(
-                    grade=record,
-                    task=cell.task,
-                    task_version=cell.task_version,
-                    gen_length=cell.gen_length,
-                    text=text,
-                )
-            )
+            records.append(CompletionRecord.of(cell, record, text))
         return tuple(records)
 
     def _described(self, blank: Result) -> Result:

@@ -153,9 +153,7 @@ class LmEvalTask(Task):
             near_ties=0,
             digest=digest(text),
         )
-        return CompletionRecord(
-            grade=grade, task=cell.task, task_version=cell.task_version, gen_length=cell.gen_length, text=text
-        )
+        return CompletionRecord.of(cell, grade, text)
 
     def _problem(self, document: int) -> str:
         return f"{LM_EVAL}{self._inner}/{document}"

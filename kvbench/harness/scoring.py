@@ -93,15 +93,7 @@ def records(cell: Cell, problems: ProblemSet, scored: Scored) -> tuple[Completio
             near_ties=0,
             digest=digest(text),
         )
-        lines.append(
-            CompletionRecord(
-                grade=grade,
-                task=cell.task,
-                task_version=cell.task_version,
-                gen_length=cell.gen_length,
-                text=text,
-            )
-        )
+        lines.append(CompletionRecord.of(cell, grade, text))
     return tuple(lines)
 
 

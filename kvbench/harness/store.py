@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from kvbench.core.cell import Cell
 from kvbench.core.errors import KvbenchError
 from kvbench.core.result import GradeRecord, Result, grade_from
 from kvbench.rows import COMPLETIONS, GRADES, MANIFEST, RESULTS, read_grades, read_results, write_grades
@@ -62,6 +63,11 @@ class CompletionRecord:
     task_version: int
     gen_length: int
     text: str
+
+    @classmethod
+    def of(cls, cell: Cell, grade: GradeRecord, text: str) -> Self:
+        """One completion of a cell."""
+        return cls(grade=grade, task=cell.task, task_version=cell.task_version, gen_length=cell.gen_length, text=text)
 
     def to_json(self) -> str:
         """One line without its end."""

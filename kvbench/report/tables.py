@@ -303,7 +303,11 @@ def _places(found: Sequence[tuple[Line, Sequence[str]]]) -> str:
 def _legend(lines: Sequence[Line], held_out: Set[str]) -> list[str]:
     if not lines:
         return []
-    told = ["relative: exact answers as a share of the dense model's (full), paired by problem, 95 % interval"]
+    told = []
+    # Documents are in no score: a table of nothing else needs no word about answers.
+    answers = any(line.documents is None or line.score is not None or line.held_out is not None for line in lines)
+    if answers:
+        told.append("relative: exact answers as a share of the dense model's (full), paired by problem, 95 % interval")
     if any(line.documents is not None for line in lines):
         told.append(
             "NLL: nats a token; over dense: the same less the dense base model's; KL: from the dense base model; "
@@ -318,7 +322,8 @@ def _legend(lines: Sequence[Line], held_out: Set[str]) -> list[str]:
         told.append(
             "pass@k: a problem is solved by one of k answers; maj@n: by the most frequent of all; score is pass@1"
         )
-    told.append("score, steps: share of exact answers; of steps that are right before the first error")
+    if answers:
+        told.append("score, steps: share of exact answers; of steps that are right before the first error")
     told.append("removed: asked for; fullest: achieved when the cache was fullest; achieved: mean over all steps")
     told.append("KV, state: bytes of one sequence in all layers; state is what the policy itself keeps")
     return told

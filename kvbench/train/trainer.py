@@ -17,13 +17,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from kvbench.core.budget import Budget
 from kvbench.core.errors import KvbenchError
 from kvbench.core.policy import GatedPolicy, LearnedPolicy, kept_share
 from kvbench.data.lock import LOCK
 from kvbench.models.checkpoint import ADAPTED_LM, MANIFEST, SCORER, Checkpoint, make_scorers
 from kvbench.models.source import LoadedModel, sliding_windows
 from kvbench.train import attached, relaxed, whole
+from kvbench.train.budgets import check_budgets
 from kvbench.train.data import RowSource
 from kvbench.train.distill import student_loss
 from kvbench.train.portion import Draw, Portion, Steps, number
@@ -108,7 +108,7 @@ class Trainer:
         self.report: Report = report or Silent()
         if recipe.freeze_lm and policy.scorer(loaded.geometry) is None:
             raise KvbenchError(f"Policy '{policy.name}' has no scorer, so with a frozen LM there is nothing to train.")
-        self._check_budgets()
+        check_budgets(policy, loaded, rows, recipe)
         self.processes = Processes(device or loaded.device, recipe, out, self.seed)
         self.device = self.processes.device
         with self.processes.first_alone():
@@ -328,38 +328,6 @@ class Trainer:
                     high = (low + high) / 2
             shifts.append((share, (low + high) / 2))
         return policy.calibrated(shifts)
-
-    def _check_budgets(self) -> None:
-        """Every ratio must leave the policy enough slots at every level."""
-        geometry = self.loaded.geometry
-        smallest = self.policy.smallest_budget(geometry)
-        for level in sorted(self.recipe.levels):
-            reference = self.rows.reference_length(level)
-            if reference > self.loaded.max_positions:
-                raise KvbenchError(
-                    f"Rows of level {level} have up to {reference} tokens, but model '{self.loaded.name}' "
-                    f"supports {self.loaded.max_positions}; leave the level out."
-                )
-            for cr, text in zip(self.rows.crs, self.recipe.crs, strict=True):
-                slots = Budget.from_cr(cr, reference).slots
-                if slots < smallest:
-                    raise KvbenchError(
-                        f"Rows of level {level} are too short to train ratio {text}: they leave {slots} "
-                        f"slots, but policy '{self.policy.name}' needs at least {smallest}."
-                    )
-        future = self.recipe.boundary_future
-        longest = max(map(self.rows.reference_length, self.recipe.levels))
-        for cr, text in zip(self.rows.crs, self.recipe.crs, strict=True):
-            first = Budget.from_cr(cr, longest).slots
-            if self.recipe.boundary_slots:
-                # The boundary loss imagines as few slots as this.
-                first = min(first, smallest - 1 + self.recipe.boundary_slots)
-            if first + future > longest and self.policy.scorer(geometry) is not None:
-                raise KvbenchError(
-                    f"Rows of at most {longest} tokens are too short to train ratio {text}: the first decision that "
-                    f"could be taught comes at token {first}, and {future} tokens have to follow it; use longer rows, a "
-                    "higher ratio or a smaller boundary_future."
-                )
 
     def _configuration(self) -> Record:
         return {

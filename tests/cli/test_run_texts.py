@@ -92,6 +92,7 @@ def test_the_side_file_has_positions_and_the_table_says_what_it_shows(
     assert code == 0
     assert "Documents, told token by token" in text
     assert "What is left of the dense model" not in text
+    assert "exact answers" not in text
     assert "! " not in text
 
 
