@@ -40,7 +40,7 @@ def once(backend: str, found: Tensor, like: Tensor, expected: Callable[[Tensor],
     index = torch.linspace(0, size - 1, min(_SAMPLED, size), device=found.device).long().unique()
     mine, plain = found[0][:, index].float(), expected(index).float()
     # Infinities of the same sign are equal; their difference is not a number.
-    off = float(torch.where(mine == plain, 0.0, (mine - plain).abs()).nan_to_num(nan=torch.inf).max())
+    off = float(torch.where(mine == plain, 0.0, (mine - plain).abs()).nan_to_num(nan=torch.inf, posinf=torch.inf).max())
     if not off <= _TOLERANCE:
         raise KvbenchError(
             f"The kernel '{backend}' is wrong on {like.device} ({like.dtype}, torch {torch.__version__}): its log-sum-exp "

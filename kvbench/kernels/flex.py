@@ -35,7 +35,7 @@ def block_mask(visible: Visible, group: int) -> BlockMask:
     # Query blocks by key block are what the backward pass walks along.
     wanted = torch.stack((partial, full, partial.mT, full.mT)).to(torch.int32)
     numbers = wanted.sum(-1, dtype=torch.int32)
-    indices = wanted.argsort(-1, descending=True, stable=True).to(torch.int32)
+    indices = wanted.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
     by_head = visible.rank is not None
     lists = [
         (part.repeat_interleave(group, 0) if by_head else part)[None].contiguous()
