@@ -82,7 +82,10 @@ def future_mass(
 
     Args:
         log_sums: [R, Hq, S].
-        window, lengths, lookahead, power: see `future_logsumexp`.
+        window: protected tokens.
+        lengths: true length of each row [R].
+        lookahead: see `future_logsumexp`.
+        power: exponent of each attention weight, and its inverse of their mean.
         count: the mean over the queries that count; otherwise their sum (the ablation: it favours early tokens).
     """
     if not count:

@@ -31,7 +31,8 @@ def running_cutoff(rank: Tensor, sinks: int, window: int, k: int, bits: int = 0)
 
     Args:
         rank: of each token [..., S].
-        sinks, window: protected tokens.
+        sinks: first tokens, which are never eligible.
+        window: newest tokens, which are not eligible yet.
         k: long-range slots.
         bits: of a rank that are decided at once. More of them are fewer but larger operations, which GPUs prefer; chosen by
             the device when 0.
@@ -64,7 +65,9 @@ def running_cutoff(rank: Tensor, sinks: int, window: int, k: int, bits: int = 0)
         total = counts[..., -1, :]
         first = total.cumsum(-1) - total
         start = first.gather(-1, chosen[..., 0])
-        bounds = torch.stack((low.gather(-1, chosen)[..., 0], high.gather(-1, chosen)[..., 0]), -2) + start[..., None, :]
+        bounds = (
+            torch.stack((low.gather(-1, chosen)[..., 0], high.gather(-1, chosen)[..., 0]), -2) + start[..., None, :]
+        )
         if shift:
             place = first.gather(-1, digit) + counts[..., 1:, :].gather(-1, digit[..., None])[..., 0] - 1
             current = torch.empty_like(current).scatter_(-1, place, current)
@@ -76,9 +79,7 @@ def _rows(counts: Tensor, index: Tensor) -> Tensor:
     return counts.gather(-2, index[..., None].expand(*index.shape, counts.shape[-1]))
 
 
-def keep_mask(
-    rank: Tensor, cutoff: Tensor, sinks: int, window: int, queries: slice | Tensor = slice(None)
-) -> Tensor:
+def keep_mask(rank: Tensor, cutoff: Tensor, sinks: int, window: int, queries: slice | Tensor = slice(None)) -> Tensor:
     """Which keys each query sees [..., Q, S]: sinks, the window, and the running top-k; `queries` selects the rows."""
     size = rank.shape[-1]
     key = torch.arange(size, device=rank.device)

@@ -23,14 +23,13 @@ _QUERIES = 512
 """Queries of a block of the plain form."""
 
 
-def attention_over(
-    query: Tensor, key: Tensor, value: Tensor, kept: Kept, scale: float
-) -> tuple[Tensor, Tensor | None]:
+def attention_over(query: Tensor, key: Tensor, value: Tensor, kept: Kept, scale: float) -> tuple[Tensor, Tensor | None]:
     """Attention [R, Hq, S, D] of each query over what its KV head keeps, and what its kernel leaves behind.
 
     Args:
         query: [R, Hq, S, D].
-        key, value: [R, H, S, D].
+        key: [R, H, S, D].
+        value: [R, H, S, D].
         kept: of [R, H, S].
         scale: factor of the dot product.
 
@@ -62,7 +61,8 @@ def biased_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, wi
 
     Args:
         query: [R, Hq, S, D].
-        key, value: [R, H, S, D].
+        key: [R, H, S, D].
+        value: [R, H, S, D].
         bias: [R, H, S] in fp32; gets a gradient.
         window: the newest tokens, which have no bias yet.
         scale: factor of the dot product.
@@ -104,9 +104,7 @@ def computed_in(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(tensor.to(torch.get_autocast_dtype(kind)) for tensor in tensors)
 
 
-def _in_blocks(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, mask_of: Callable[[slice], Tensor]
-) -> Tensor:
+def _in_blocks(query: Tensor, key: Tensor, value: Tensor, scale: float, mask_of: Callable[[slice], Tensor]) -> Tensor:
     """The plain form: a block of queries at a time, each over the keys up to its end, made again in the backward pass."""
     size = query.shape[2]
     if size <= _QUERIES:

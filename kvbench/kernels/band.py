@@ -26,13 +26,13 @@ _LN2 = 0.6931471805599453
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # triton has no types
-def _fold(
+def _fold(  # type: ignore[no-untyped-def]
     x, y_at, bias_at, j, i, top, total, factor, slope, first, last, length, live,
-    BIASED: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip  # noqa: ANN001, ANN202 - triton's own types
+    BIASED: tl.constexpr, WHOLE: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Takes a block of columns into the running maximum and sum of each row, both to the base 2."""
-    if WHOLE:
-        y = tl.load(y_at, mask=live, other=0.0)
+    if WHOLE and EVEN:
+        y = tl.load(y_at)
     else:
         y = tl.load(y_at, mask=live & (j < length)[None, :], other=0.0)
     logits = tl.dot(x, y, input_precision=PRECISION) * factor
@@ -49,13 +49,13 @@ def _fold(
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # triton has no types
-def _band(
+def _band(  # type: ignore[no-untyped-def]
     x, y, bias, lengths, out,
     x_row, x_head, x_token, y_row, y_head, y_token,
     heads, x_group, y_group, size, factor, slope, first, last,
     DIM: tl.constexpr, DIM_PADDED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     BIASED: tl.constexpr, REVERSED: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip  # noqa: ANN001, ANN202 - triton's own types
+):  # fmt: skip
     block = tl.program_id(0)
     if REVERSED:
         # The longest walks start first.
@@ -71,8 +71,11 @@ def _band(
     start = block * ROWS
     i = start + tl.arange(0, ROWS)
     d = tl.arange(0, DIM_PADDED)
+    EVEN: tl.constexpr = DIM == DIM_PADDED
     live = (d < DIM)[:, None]
-    held = tl.load(x + i[:, None].to(tl.int64) * x_token + d[None, :], mask=(i < size)[:, None] & (d < DIM)[None, :], other=0.0)
+    held = tl.load(
+        x + i[:, None].to(tl.int64) * x_token + d[None, :], mask=(i < size)[:, None] & (d < DIM)[None, :], other=0.0
+    )
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
 
@@ -88,19 +91,67 @@ def _band(
         j = place + columns
         at = y + j[None, :].to(tl.int64) * y_token + d[:, None]
         top, total = _fold(
-            held, at, bias + j, j, i, top, total, factor, slope, first, last, length, live, BIASED, False, PRECISION
+            held,
+            at,
+            bias + j,
+            j,
+            i,
+            top,
+            total,
+            factor,
+            slope,
+            first,
+            last,
+            length,
+            live,
+            BIASED,
+            False,
+            EVEN,
+            PRECISION,
         )
     for place in range(whole_begin, whole_end, COLUMNS):
         j = place + columns
         at = y + j[None, :].to(tl.int64) * y_token + d[:, None]
         top, total = _fold(
-            held, at, bias + j, j, i, top, total, factor, slope, first, last, length, live, BIASED, True, PRECISION
+            held,
+            at,
+            bias + j,
+            j,
+            i,
+            top,
+            total,
+            factor,
+            slope,
+            first,
+            last,
+            length,
+            live,
+            BIASED,
+            True,
+            EVEN,
+            PRECISION,
         )
     for place in range(whole_end, end, COLUMNS):
         j = place + columns
         at = y + j[None, :].to(tl.int64) * y_token + d[:, None]
         top, total = _fold(
-            held, at, bias + j, j, i, top, total, factor, slope, first, last, length, live, BIASED, False, PRECISION
+            held,
+            at,
+            bias + j,
+            j,
+            i,
+            top,
+            total,
+            factor,
+            slope,
+            first,
+            last,
+            length,
+            live,
+            BIASED,
+            False,
+            EVEN,
+            PRECISION,
         )
     # A row without a column has the logarithm of nothing.
     tl.store(out + i, tl.where(total > 0, (top + tl.log2(total)) * 0.6931471805599453, float("-inf")), mask=i < size)
@@ -126,10 +177,12 @@ def band_logsumexp(
         y: [R, Hy, S, D], of the same number type.
         bias: subtracted from the logits of each column, for each head [R, H, S] in fp32; None for nothing.
         scale: factor of the dot product.
-        first, last: the band: columns i + first to i + last of row i.
+        first: the band of row i begins at column i + first.
+        last: it ends with column i + last.
         lengths: columns that count in each row of the batch [R].
         power: factor of logits and bias.
-        rows, columns: size of a program's blocks; chosen by number type and head dimension when 0.
+        rows: of x in a program's block; chosen by number type and head dimension when 0.
+        columns: of y in it, likewise.
     """
     count, x_heads, size, dim = x.shape
     y_heads = y.shape[1]

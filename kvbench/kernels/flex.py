@@ -65,7 +65,8 @@ def attend(
 
     Args:
         query: [R, Hq, S, D].
-        key, value: [R, H, S, D], of the same number type.
+        key: [R, H, S, D], of the same number type.
+        value: [R, H, S, D], likewise.
         visible: what each query sees.
         scale: factor of the dot product.
         score_mod: changes logits, see torch.
@@ -79,8 +80,7 @@ def attend(
         torch._dynamo.config.patch(recompile_limit=_LENGTHS, accumulated_recompile_limit=4 * _LENGTHS),
     ):
         out, lse = (kernel or _compiled())(*given, mask, scale, score_mod)
-    out, lse = (tensor[0, :, : rows * size].unflatten(1, (rows, size)).transpose(0, 1) for tensor in (out, lse))
-    return out, lse
+    return _apart(out, rows, size), _apart(lse, rows, size)
 
 
 def uncompiled(
@@ -119,6 +119,12 @@ def _mask_mod(visible: Visible, group: int) -> Any:
         return (t <= q) & ((t > near[q]) | (rank[h // group, t] <= cutoff[h // group, q]))
 
     return ranked
+
+
+def _apart(tensor: Tensor, rows: int, size: int) -> Tensor:
+    """[1, Hq, N, ...] -> [R, Hq, S, ...]."""
+    real = tensor[0, :, : rows * size]
+    return real.reshape(real.shape[0], rows, size, *real.shape[2:]).transpose(0, 1)
 
 
 def _end_to_end(tensor: Tensor, size: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The two log-sum-exps of the future-attention target, by a Triton kernel on GPUs and in plain blocks elsewhere (docs/kvpop.md 3).
+"""The log-sum-exps of the future-attention target, by a Triton kernel on GPUs and in plain blocks elsewhere (docs/kvpop.md 3).
 
 Shapes: R rows, Hq query heads, H KV heads, S tokens, D head dimension.
 """

@@ -54,7 +54,7 @@ class Visible:
     @classmethod
     def of(cls, kept: Kept) -> Visible:
         """What `kept` of [R, H, S] keeps."""
-        rows, heads, size = kept.rank.shape
+        rows, _, size = kept.rank.shape
         token = torch.arange(size, device=kept.rank.device)
         far = _rows_apart(rows, size, token)
         rank = kept.rank.masked_fill(token < kept.sinks, _SINK) + far

@@ -64,7 +64,5 @@ def future_target(
         if kind.normaliser == "dense" or sparse is None:
             sparse = normaliser(queries, keys, scale, kept if kind.normaliser == "sparse" else None)
         sums = future_logsumexp(queries, keys, sparse, scale, window, lengths, kind.lookahead, kind.power)
-        mass = future_mass(
-            sums, window, lengths=lengths, lookahead=kind.lookahead, count=kind.count, power=kind.power
-        )
+        mass = future_mass(sums, window, lengths=lengths, lookahead=kind.lookahead, count=kind.count, power=kind.power)
         return group_target(mass, keys.shape[1], kind.group)

@@ -8,15 +8,19 @@ from torch.nn.attention import flex_attention as torch_flex
 from kvbench.kernels import attention, flex, visible
 from kvbench.kernels.attention import attention_over, biased_attention, biases
 from kvbench.kernels.visible import Visible
-
 from tests.kernels.cases import CASES, as_added, explicit, kept_of
 
 SCALE = 0.4
 
 
+def _shape(case: tuple[int, ...]) -> tuple[int, int, int]:
+    rows, heads, size, *_ = case
+    return rows, heads, size
+
+
 def _inputs(rows: int, heads: int, size: int, group: int) -> tuple[Tensor, Tensor, Tensor]:
     query, key, value = (torch.randn(rows, heads * g, size, 16) * 2 for g in (group, 1, 1))
-    return tuple(tensor.requires_grad_(True) for tensor in (query, key, value))  # type: ignore[return-value]
+    return query.requires_grad_(True), key.requires_grad_(True), value.requires_grad_(True)
 
 
 @pytest.mark.parametrize("group", [1, 4])
@@ -27,7 +31,7 @@ def test_the_plain_form_is_a_softmax_over_what_is_kept(
 ) -> None:
     monkeypatch.setattr(attention, "_QUERIES", block)
     kept = kept_of(*case)
-    given = _inputs(*case[:3], group)
+    given = _inputs(*_shape(case), group)
     out, lse = attention_over(*given, kept, SCALE)
     assert lse is None
     wanted = explicit(*given, as_added(kept.mask()), SCALE)
@@ -64,17 +68,19 @@ def test_flex_attention_over_what_queries_see(
     monkeypatch.setattr(flex, "BLOCK", 8)
     monkeypatch.setattr(torch_flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
     kept = kept_of(*case)
-    given = [tensor.detach() for tensor in _inputs(*case[:3], group)]
-    out, lse = flex.attend(*given, Visible.of(kept), SCALE, kernel=flex.uncompiled)
-    torch.testing.assert_close(out.double(), explicit(*given, as_added(kept.mask()), SCALE), atol=1e-4, rtol=1e-4)
-    logits = given[0] @ given[1].repeat_interleave(group, 1).mT * SCALE
+    query, key, value = (tensor.detach() for tensor in _inputs(*_shape(case), group))
+    out, lse = flex.attend(query, key, value, Visible.of(kept), SCALE, kernel=flex.uncompiled)
+    torch.testing.assert_close(
+        out.double(), explicit(query, key, value, as_added(kept.mask()), SCALE), atol=1e-4, rtol=1e-4
+    )
+    logits = query @ key.repeat_interleave(group, 1).mT * SCALE
     wanted = (logits + as_added(kept.mask()).repeat_interleave(group, 1)).logsumexp(-1)
     torch.testing.assert_close(lse, wanted, atol=1e-4, rtol=1e-4)
 
 
 def test_autocast_decides_the_number_type() -> None:
     kept = kept_of(*CASES[1])
-    given = _inputs(*CASES[1][:3], 2)
+    given = _inputs(*_shape(CASES[1]), 2)
     with torch.autocast("cpu", torch.bfloat16):
         assert attention_over(*given, kept, SCALE)[0].dtype == torch.bfloat16
     assert attention_over(*given, kept, SCALE)[0].dtype == torch.float32

@@ -7,7 +7,6 @@ from torch.nn.attention.flex_attention import BlockMask
 from kvbench.core.ranking import Kept
 from kvbench.kernels import flex, visible
 from kvbench.kernels.visible import Visible, padded
-
 from tests.kernels.cases import CASES, kept_of
 
 BLOCK = 8

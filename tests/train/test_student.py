@@ -11,6 +11,7 @@ from kvbench.core import naive
 from kvbench.core.errors import KvbenchError
 from kvbench.core.policy import Scorer, Split
 from kvbench.core.ranking import Kept
+from kvbench.kernels.attention import attention_over
 from kvbench.models.source import LoadedModel
 from kvbench.train import relaxed, student
 from kvbench.train.attached import NAME, attach, compute_twice, is_scorer, split_apart
@@ -62,11 +63,10 @@ def _ids(lengths: Tensor) -> Tensor:
 def _masks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Tensor, Tensor, float]]:
     """Query, key, mask and scale of every attention from now on."""
     seen: list[tuple[Tensor, Tensor, Tensor, float]] = []
-    attention = student.attention_over
 
-    def spy(query: Tensor, key: Tensor, value: Tensor, kept: Kept, scale: float) -> Tensor:
+    def spy(query: Tensor, key: Tensor, value: Tensor, kept: Kept, scale: float) -> tuple[Tensor, Tensor | None]:
         seen.append((query, key, kept.mask(), scale))
-        return attention(query, key, value, kept, scale)
+        return attention_over(query, key, value, kept, scale)
 
     monkeypatch.setattr(student, "attention_over", spy)
     return seen
