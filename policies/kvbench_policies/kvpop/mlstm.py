@@ -61,9 +61,9 @@ def step(memory: Memory, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor) 
 
 
 def chunkwise(
-    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, chunk: int = 32, memory: Memory | None = None
+    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, chunk: int | None = None, memory: Memory | None = None
 ) -> tuple[Tensor, Memory]:
-    """`step` for a whole sequence: parallel inside chunks, a loop over chunks; O(S * chunk) memory, differentiable.
+    """`step` for a whole sequence: parallel inside chunks, and over chunks; O(S * (chunk + S / chunk)) memory, differentiable.
 
     Gradients treat m as a constant, which is exact for everything read, also later from the returned memory.
 
@@ -73,7 +73,8 @@ def chunkwise(
         v: values that end with a 1 [..., S, dv + 1].
         i: input gates before their exponential [..., S].
         f: forget gates before their sigmoid [..., S].
-        chunk: tokens handled as one block.
+        chunk: tokens handled as one block; by default as many as a memory has rows and columns, so that what is held within
+            chunks and between them is about the same.
         memory: before the first token; empty by default.
 
     Returns:
@@ -83,7 +84,7 @@ def chunkwise(
     memory = memory or Memory.empty(tuple(q.shape[:-2]), features, v.shape[-1], q.device)
     if size == 0:
         return v[..., :-1], memory
-    chunk = min(chunk, size)
+    chunk = min(chunk or min(128, max(32, math.isqrt(features * v.shape[-1]))), size)
     extra = -size % chunk
     # Tokens that fill up the last chunk have no weight (i = -inf) and forget nothing (log f = 0).
     lead = (*q.shape[:-2], -1, chunk)
@@ -107,7 +108,10 @@ def chunkwise(
 
 
 def _carry(memory: Memory, written: Tensor, log_f: Tensor, local: Tensor) -> tuple[Memory, Memory]:
-    """Runs through the chunks: the memories before each (stacked along dimension -3 and -1) and the one after the last.
+    """The memories before each chunk (stacked along dimension -3 and -1) and the one after the last, all at once.
+
+    A memory is a weighted mean of what the chunks before it wrote, so one product with the N + 1 x N weights replaces a loop
+    over the chunks, which on a GPU costs more than everything else.
 
     Args:
         memory: before the first chunk.
@@ -115,16 +119,18 @@ def _carry(memory: Memory, written: Tensor, log_f: Tensor, local: Tensor) -> tup
         log_f: log of how much of the earlier memory is left after each chunk [..., N].
         local: log of the weight that belongs to `written` [..., N].
     """
-    cells, m = memory.cells, memory.m.detach()
-    all_cells, all_m = [], []
-    for place in range(written.shape[-3]):
-        all_cells.append(cells)
-        all_m.append(m)
-        carried, added = log_f[..., place] + m, local[..., place]
-        m = torch.logaddexp(carried.detach(), added)
-        old, new = (carried - m).exp()[..., None, None], (added - m).exp()[..., None, None]
-        cells = old * cells + new * written[..., place, :, :]
-    return Memory(torch.stack(all_cells, -3), torch.stack(all_m, -1)), Memory(cells, m)
+    chunks = written.shape[-3]
+    # Differences of long sums: fp32 has too few digits where much is forgotten.
+    total = pad(log_f.double().cumsum(-1), (1, 0))
+    later = torch.ones(chunks + 1, chunks, dtype=torch.bool, device=written.device).triu()
+    logits = (total[..., :, None] - total[..., None, 1:]).float() + local[..., None, :]
+    logits = logits.masked_fill(later, -math.inf)
+    begun = total.float() + memory.m.detach()[..., None]
+    m = torch.logaddexp(logits.detach().logsumexp(-1), begun.detach())
+    cells = (logits - m[..., None]).exp() @ written.flatten(-2)
+    cells = cells + (begun - m).exp()[..., None] * memory.cells.flatten(-2)[..., None, :]
+    cells = cells.reshape(*cells.shape[:-1], *written.shape[-2:])
+    return Memory(cells[..., :-1, :, :], m[..., :-1]), Memory(cells[..., -1, :, :], m[..., -1])
 
 
 def _quotient(mixed: Tensor, m: Tensor, features: int) -> Tensor:
