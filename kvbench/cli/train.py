@@ -110,6 +110,7 @@ def train(
         resume=resume,
         report=screen if first else Silent(),
         teacher_cache=teacher_cache,
+        variant=", ".join([*(policy_arg or []), *(setting or [])]),
     )
     if first:
         lock.write()

@@ -86,6 +86,7 @@ class Result:
         model, weights_hash, tokenizer_hash: the model.
         random_weights: the model's weights are random: cost only, never quality.
         policy, policy_args, checkpoint, adapted_lm: the policy; arguments as `name=value`, hashes of trained weights.
+        variant: what the policy's training changed of its recipe.
         task, task_version, held_out: the task; whether every policy's training left its family out.
         gen_length: generation cap.
         cr: requested fraction removed; 0 for `full`.
@@ -225,6 +226,7 @@ class Result:
     near_ties: int | None = None
     checkpoint: str | None = None
     adapted_lm: str | None = None
+    variant: str | None = None
     weights_hash: str
     tokenizer_hash: str | None = None
     random_weights: bool = False

@@ -70,7 +70,7 @@ class LocalExecutor:
 
     def execute(self, planned: Planned, progress: Progress | None = None, grading: Grading | None = None) -> Outcome:
         """Measure one cell; whatever goes wrong in it becomes a failed row."""
-        blank = self._described(Result.of(planned.cell, "ok", held_out=planned.held_out))
+        blank = self._described(planned.row())
         try:
             return self._measure(planned, blank, progress, grading)
         except Exception as error:  # noqa: BLE001 - one broken cell must not take the others with it

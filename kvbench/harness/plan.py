@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
 from kvbench.core.budget import Budget
 from kvbench.core.cell import Cell
 from kvbench.core.errors import KvbenchError
+from kvbench.core.result import Result
 from kvbench.harness.choices import Choice, Choices
 from kvbench.harness.options import Checked, Requested
 from kvbench.harness.problems import ProblemSet, ProblemSource
@@ -28,6 +29,12 @@ class Planned:
     choice: Choice
     held_out: bool
     skip: str | None = None
+
+    def row(self) -> Result:
+        """The cell's row with nothing measured yet; why it is skipped if it is."""
+        checkpoint = self.choice.checkpoint
+        blank = Result.of(self.cell, "ok" if self.skip is None else "skipped", self.skip, held_out=self.held_out)
+        return replace(blank, variant=checkpoint.variant or None if checkpoint is not None else None)
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ def run_session(session: Session, watcher: Watcher | None = None) -> Finished:
         watcher.started(len(todo), len(session.plan.mine) - len(todo))
         for planned in todo:
             if planned.skip is not None:
-                store.add(Result.of(planned.cell, "skipped", planned.skip, held_out=planned.held_out))
+                store.add(planned.row())
         for _, outcome in _outcomes(session, [planned for planned in todo if planned.skip is None], watcher):
             store.add(outcome.result, outcome.completions)
             watcher.closed(outcome.result)

@@ -52,6 +52,7 @@ class Checkpoint:
         training: summary of the training: losses and measurements on held-back problems.
         kv_dtype: of the cached keys and values for which state was charged to the budget.
         state_dtype: in which the policy's state was charged.
+        variant: what the training changed of its recipe, as `name=value, ...`; tables show it beside the policy.
         scorer_weights: state dict of the ModuleList of scorers.
         lm_weights: adapted LM parameters by name.
         hash: SHA-256 over the files; empty for a checkpoint that was never written.
@@ -67,6 +68,7 @@ class Checkpoint:
     training: Mapping[str, Any]
     kv_dtype: str = "bfloat16"
     state_dtype: str = "float32"
+    variant: str = ""
     scorer_weights: Mapping[str, Tensor] | None = field(default=None, repr=False)
     lm_weights: Mapping[str, Tensor] | None = field(default=None, repr=False)
     hash: str = ""

@@ -214,11 +214,16 @@ def _documents(measured: Sequence[Result]) -> Documents | None:
 
 
 def _label(row: Result, rows: Sequence[Result]) -> str:
-    label = f"{row.policy}({row.policy_args})" if row.policy_args else row.policy
+    label = _named(row)
     if row.adapted_lm is None or row.adapted_lm == row.checkpoint:
         return label
-    owners = {other.policy for other in rows if other.checkpoint == row.adapted_lm}
+    owners = {_named(other) for other in rows if other.checkpoint == row.adapted_lm}
     return f"{label} @{min(owners) if owners else row.adapted_lm[:8]}"
+
+
+def _named(row: Result) -> str:
+    label = f"{row.policy}({row.policy_args})" if row.policy_args else row.policy
+    return f"{label}[{row.variant}]" if row.variant else label
 
 
 def _task(task: str, measured: Sequence[Result], rows: Sequence[Result], grades: Grades) -> Estimate | None:

@@ -170,14 +170,18 @@ class Step:
             if self.measure and layer not in self.recall:
                 with torch.no_grad():
                     self._measure(layer, query, key, scale, kept, self._wanted(None, query, key, scale, kept))
-            if not self.gate.soft:
+            share = bias = None
+            if self.gate.soft:
+                closed = self.gate.relax(score, layer, gate.temperature)
+                share = relaxed.closed_share(closed, self.lengths, split, self.gate.tokens)
+                self.closed[layer] = share.detach()
+                bias = relaxed.bias(closed, split)
+            else:
                 decided = relaxed.leaving(self.lengths, score.shape[-1], split)[:, None]
                 self.closed[layer] = (kept.rank * decided).sum() / max(1, self.gate.tokens * key.shape[1])
-                return attention_over(query, key, value, kept, scale)[0]
-            closed = self.gate.relax(score, layer, gate.temperature)
-            share = relaxed.closed_share(closed, self.lengths, split, self.gate.tokens)
-            self.closed[layer] = share.detach()
-            out = biased_attention(query, key, value, relaxed.bias(closed, split), split.window, scale)
+        if share is None or bias is None:
+            return attention_over(query, key, value, kept, scale)[0]
+        out = biased_attention(query, key, value, bias, split.window, scale)
         # More closed gates are a smaller loss, as long as too few are closed: that is what the factor says.
         return with_loss(out, -share, self.factor)
 

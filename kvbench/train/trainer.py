@@ -74,6 +74,7 @@ class Trainer:
         resume: go on with what `out` holds.
         report: called with every log record, in the first process.
         teacher_cache: folder for what the teacher says; None to keep nothing.
+        variant: what was changed of the recipe, for tables.
 
     Raises:
         KvbenchError: a level is too short for a budget, the model cannot be trained, or `out` is not free.
@@ -92,6 +93,7 @@ class Trainer:
         resume: bool = True,
         report: Report | None = None,
         teacher_cache: Path | None = None,
+        variant: str = "",
     ) -> None:
         if any(window is not None for window in sliding_windows(loaded.model.config)):
             raise KvbenchError(
@@ -101,6 +103,7 @@ class Trainer:
         self.loaded = loaded
         self.policy = policy
         self.recipe = recipe
+        self.variant = variant
         self.rows = rows
         self.seed = rows.seed
         self.out = out
@@ -354,6 +357,7 @@ class Trainer:
             trained_budgets={"crs": list(self.recipe.crs), "reference_lengths": lengths},
             recipe={**configuration["recipe"], "tasks": configuration["tasks"], "seed": self.seed},
             training={"steps": self.recipe.steps, **summary},
+            variant=self.variant,
             scorer_weights=scorers or None,
             lm_weights=None if frozen else {name: value.detach().bfloat16() for name, value in lm.items()},
         )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -132,6 +133,13 @@ def test_gates_come_to_keep_the_budgets_share(make_tiny: Make, short: Recipe, tm
         assert trainer.evaluate()["by_cr"][cr]["closed"] == pytest.approx(share, abs=0.02)
     assert checkpoint.policy() == trainer.policy
     assert "boundary" not in log[0]
+
+
+@pytest.mark.parametrize("name", ["kvpop", "kvpop_linear", "streaming_llm_plus", "dms"])
+def test_bf16_trains_and_measures(make_tiny: Make, short: Recipe, tmp_path: Path, name: str) -> None:
+    recipe = replace(short, precision="bf16", steps=3, eval_every=2)
+    assert _trainer(make_tiny(), recipe, tmp_path / "out", name).train() is not None
+    assert all(math.isfinite(line["kl"]) for line in _log(tmp_path / "out") if "kl" in line)
 
 
 def test_a_frozen_lm_stays_and_only_scorers_are_stored(make_tiny: Make, short: Recipe, tmp_path: Path) -> None:
