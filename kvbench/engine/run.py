@@ -33,6 +33,7 @@ class Setting:
         scorers: trained modules, one a layer.
         longest: tokens of the longest request, its cap included: the slots of a policy without a hard budget.
         reference_length: tokens that the dense cache is taken to hold.
+        kernels: decode steps run compiled kernels.
     """
 
     loaded: LoadedModel
@@ -41,6 +42,7 @@ class Setting:
     scorers: nn.ModuleList | None
     longest: int = 0
     reference_length: int = 0
+    kernels: bool = False
 
     @property
     def capacity(self) -> int:
@@ -75,11 +77,13 @@ class Setting:
                     scorer,
                     self.loaded.dtype,
                     self.reference_length,
+                    self.kernels,
                 )
-                layers.append(Layer(split, slots, self.policy.state(request), frees=not self.policy.hard_budget))
+                state, frees = self.policy.state(request), not self.policy.hard_budget
+                layers.append(Layer(split, slots, state, frees, self.kernels))
                 managed += 1
             else:
-                layers.append(Layer(split, slots, RecencyState()))
+                layers.append(Layer(split, slots, RecencyState(), kernels=self.kernels))
         return layers
 
 
