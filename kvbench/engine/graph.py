@@ -14,8 +14,8 @@ class GraphedStep:
     """Calls like `rows.step(); auditor.count()`, captured.
 
     A graph's shapes are fixed, so the two numbers that a step knows about lengths are rounded: `longest` up to a multiple
-    of 256, `shortest` down to "every slot is full" or "maybe not". The first step of each kind runs plainly, which also
-    warms up what capture cannot.
+    of 256, `shortest` down to "every slot is full" or "maybe not". Kernels ask neither: one graph serves all lengths. The first
+    step of each kind runs plainly, which also warms up what capture cannot.
     """
 
     def __init__(self, rows: Rows, auditor: Auditor) -> None:
@@ -26,9 +26,7 @@ class GraphedStep:
         self._largest = max(layer.slots.capacity for layer in rows.layers)
 
     def __call__(self) -> None:
-        shortest, longest = self._rows.extent()
-        full = shortest >= self._largest
-        key = (self._largest if full else 0, self._rounded(longest))
+        key = self._key()
         if key not in self._graphs:
             self._graphs[key] = None
             self._run(key)
@@ -40,6 +38,12 @@ class GraphedStep:
                 self._run(key)
             self._graphs[key] = graph
         graph.replay()
+
+    def _key(self) -> tuple[int, int]:
+        shortest, longest = self._rows.extent()
+        if self._rows.setting.kernels:
+            return 0, self._largest + 1
+        return self._largest if shortest >= self._largest else 0, self._rounded(longest)
 
     def _run(self, key: tuple[int, int]) -> None:
         self._rows.step(extent=key)

@@ -72,7 +72,10 @@ class Rows:
         `extent` replaces `self.extent()` by looser bounds.
         """
         step = Step(self.lengths, *(extent or self.extent()))
-        logits = decode(self.setting.loaded, self.layers, self.ids, step, observer, index)
+        if self.setting.segments is not None and observer is None:
+            logits = self.setting.segments.decode(self.layers, self.ids, step)
+        else:
+            logits = decode(self.setting.loaded, self.layers, self.ids, step, observer, index)
         torch.logical_not(self.done, out=self.fed)
         self.lengths.add_(self.fed)
         self._accept(logits, self.fed)

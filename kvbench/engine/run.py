@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,9 @@ from kvbench.engine import attention
 from kvbench.engine.layer import Layer, Step
 from kvbench.engine.requests import Observer
 from kvbench.models.source import LoadedModel, sliding_windows
+
+if TYPE_CHECKING:
+    from kvbench.engine.segments import Segments
 
 _LARGEST_CHUNK = 64
 
@@ -34,6 +38,7 @@ class Setting:
         longest: tokens of the longest request, its cap included: the slots of a policy without a hard budget.
         reference_length: tokens that the dense cache is taken to hold.
         kernels: decode steps run compiled kernels.
+        segments: the model's products by kernels; None for the model's own forward.
     """
 
     loaded: LoadedModel
@@ -43,6 +48,7 @@ class Setting:
     longest: int = 0
     reference_length: int = 0
     kernels: bool = False
+    segments: Segments | None = None
 
     @property
     def capacity(self) -> int:
