@@ -11,14 +11,14 @@ _BUCKET = 256
 
 
 class GraphedStep:
-    """Calls like `rows.step(); auditor.count()`, captured.
+    """Calls like `rows.step(); auditor.count()`, captured; without an auditor nothing is counted.
 
     A graph's shapes are fixed, so the two numbers that a step knows about lengths are rounded: `longest` up to a multiple
     of 256, `shortest` down to "every slot is full" or "maybe not". Kernels ask neither: one graph serves all lengths. The first
     step of each kind runs plainly, which also warms up what capture cannot.
     """
 
-    def __init__(self, rows: Rows, auditor: Auditor) -> None:
+    def __init__(self, rows: Rows, auditor: Auditor | None = None) -> None:
         self._rows = rows
         self._auditor = auditor
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph | None] = {}
@@ -47,7 +47,8 @@ class GraphedStep:
 
     def _run(self, key: tuple[int, int]) -> None:
         self._rows.step(extent=key)
-        self._auditor.count()
+        if self._auditor is not None:
+            self._auditor.count()
 
     def _rounded(self, longest: int) -> int:
         """Up to the next multiple, but never across the capacity of a layer, where the way of placing changes."""

@@ -21,6 +21,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+Blocks = tuple[int, int, int, int]
+"""Rows of W in a program, numbers along K at a time, warps and stages."""
+
+MEASURED: dict[tuple[int, int, int, bool], Blocks] = {}
+"""Fastest blocks in bf16 by rows of x in a program, K, N and gate: `python -m benchmarks.decode --only tune` on an H200."""
+
 
 @triton.jit  # type: ignore[untyped-decorator]  # triton has no types
 def _rounded(y, like):  # type: ignore[no-untyped-def]
@@ -143,7 +149,7 @@ def product(
     eps: float = 0.0,
     gated: bool = False,
     residual: Tensor | None = None,
-    blocks: tuple[int, int, int, int] | None = None,
+    blocks: Blocks | None = None,
 ) -> Tensor:
     """Products [M, N] of rows x [M, K], in its number type.
 
@@ -155,7 +161,7 @@ def product(
         eps: of that norm.
         gated: silu of the first product times the second.
         residual: added to the result [M, N].
-        blocks: rows of W in a program, numbers along K at a time, warps and stages; chosen by the sizes when left out.
+        blocks: see `Blocks`; chosen by the sizes when left out.
     """
     rows, size = x.shape
     sizes = [len(weight) for weight in weights]
@@ -174,7 +180,7 @@ def product(
             SIZE=size, NORM=norm, GATED=gated, ADD=add, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps,
         )  # fmt: skip
         return out
-    block_m = min(64, max(16, triton.next_power_of_2(rows)))
+    block_m = _height(rows)
     _few_rows[(triton.cdiv(outputs, block_n), triton.cdiv(rows, block_m))](
         x, gain, first, second, third, residual, out, *ends, outputs, rows, eps,
         # fp32 means fp32, as in the plain form.
@@ -184,18 +190,31 @@ def product(
     return out
 
 
-def best_blocks(rows: int, size: int, outputs: int, gated: bool, width: int) -> tuple[int, int, int, int]:
-    """Rows of W in a program, numbers along K at a time, warps and stages; `width` is the bytes of a number.
+def best_blocks(rows: int, size: int, outputs: int, gated: bool, width: int) -> Blocks:
+    """The fastest known, or a guess: several programs for each multiprocessor, with some 4 to 10 KB of each in flight.
 
-    Enough programs that each multiprocessor has several, and tiles that keep some 10 KB of each in flight;
-    `python -m benchmarks.decode --only tune` compares them with others.
+    Args:
+        rows: M.
+        size: K.
+        outputs: N.
+        gated: two matrices are read side by side.
+        width: bytes of a number.
     """
+    if (known := MEASURED.get((_height(rows), size, outputs, gated))) is not None and width == 2:
+        return known
     if rows == 1:
-        along = max(64, min(512 if outputs >= 4096 else 1024, triton.next_power_of_2(size)) * 2 // width)
-        return (16 if outputs >= 65536 else 8 if outputs >= 4096 else 4), along, 4, 1
+        along = max(64, min(1024 if outputs < 4096 else 512, triton.next_power_of_2(size)) * 2 // width)
+        return (16 if outputs >= 65536 else 4), along, 4, 1
     along = max(16, min(128, triton.next_power_of_2(size)) * 2 // width)
-    block_n = 64 if outputs >= 65536 else 32 if rows > 16 or outputs >= 4096 else 16
-    return (16 if gated and rows <= 16 else block_n), along, 4, 4 if rows <= 32 else 3
+    if outputs >= 65536:
+        return 64, along, 4, 4 if rows <= 32 else 3
+    wide = rows > 16 or (outputs >= 4096 and not gated)
+    return (32 if wide else 16), along, 4, 4 if rows <= 32 else 3
+
+
+def _height(rows: int) -> int:
+    """Rows of x that a program takes."""
+    return 1 if rows == 1 else min(64, max(16, int(triton.next_power_of_2(rows))))
 
 
 def few(rows: int, dtype: torch.dtype) -> bool:
