@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64], help="sequences side by side")
     parser.add_argument("--policy", action="append", help="policies of the steps part; kvpop and streaming_llm without")
     parser.add_argument("--path", action="append", help="kernels, cache_kernels, graph; kernels without")
-    parser.add_argument("--quick", action="store_true", help="every fourth candidate of the tune part")
+    parser.add_argument("--quick", action="store_true", help="five candidates of the tune part")
     parser.add_argument("--profile", action="store_true", help="kernels of each step by name")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=Path("runs/decode"), help="folder of results.jsonl")

@@ -31,11 +31,18 @@ PAPER = {"window": 256, "features": 128, "values": 128, "hidden": 128, "decay": 
 _BEYOND_CACHE = 2**28
 """Bytes that the calls of one graph read together, so that none finds its own in the device's cache."""
 
-ONE_ROW = [(n, k, w, 1) for n in (1, 2, 4, 8, 16) for k in (256, 512, 1024, 2048) for w in (4, 8) if 1024 <= n * k <= 8192]
+ONE_ROW = [
+    (n, k, warps, 1)
+    for n, k, warps in (
+        (4, 512, 4), (4, 1024, 4), (8, 256, 4), (8, 512, 4), (16, 256, 4), (4, 256, 4), (2, 1024, 4), (2, 512, 4),
+        (1, 1024, 2), (1, 2048, 4), (8, 256, 8), (8, 512, 8), (16, 256, 8), (4, 256, 2),
+    )
+]  # fmt: skip
 FEW_ROWS = [
-    (n, k, w, s) for n in (16, 32, 64, 128) for k in (64, 128, 256) for w in (4, 8) for s in (3, 4, 5) if n * k <= 16384
-]
-
+    (32, 128, 4, 4), (16, 128, 4, 4), (64, 128, 4, 3), (32, 128, 4, 5), (64, 64, 4, 5), (16, 256, 4, 4), (32, 256, 4, 3),
+    (32, 64, 4, 6), (64, 128, 4, 4), (64, 128, 8, 4), (128, 64, 4, 4), (128, 128, 8, 3), (32, 128, 8, 4), (16, 256, 4, 3),
+]  # fmt: skip
+"""Candidates of the tune part, the likely ones first."""
 
 def shapes_of(name: str) -> dict[str, tuple[int, tuple[int, ...], bool]]:
     """K, rows of each matrix, and gate of the products of a layer, and of the output layer."""
@@ -60,7 +67,7 @@ def tune(shape: str, rows: list[int], device: torch.device, speed: float, quick:
             normed = name not in ("output", "down")
             found: list[tuple[float, skinny.Blocks]] = []
             candidates = ONE_ROW if count == 1 else FEW_ROWS
-            for blocks in candidates[:: 4 if quick else 1]:
+            for blocks in candidates[: 5 if quick else None]:
                 if gated and blocks[0] * blocks[1] * (1 if count == 1 else 2) > 8192:
                     continue
 

@@ -93,7 +93,7 @@ def filled_rows(setting: Setting, count: int) -> Rows:
     request = Request((0,) * size, 100000)
     logits = torch.zeros(count, setting.loaded.model.config.vocab_size, device=rows.ids.device)
     seeds = torch.arange(count, device=rows.ids.device)
-    rows.seat([(row, row, request) for row in range(count)], rows.layers, logits, seeds)
+    rows.seat([(row, row, request) for row in range(count)], None, logits, seeds)
     return rows
 
 

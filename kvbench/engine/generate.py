@@ -18,7 +18,7 @@ from kvbench.core.errors import KvbenchError
 from kvbench.core.policy import Policy, Split
 from kvbench.engine.audit import Auditor
 from kvbench.engine.graph import GraphedStep
-from kvbench.engine.path import DecodePath, choose
+from kvbench.engine.path import choose
 from kvbench.engine.requests import Completion, Generation, Observer, Progress, Request, Sampling, Stop, Timing
 from kvbench.engine.rows import Rows
 from kvbench.engine.run import Setting, contact, prefill
@@ -59,7 +59,7 @@ class Engine:
         budget: int | None,
         scorers: nn.ModuleList | None = None,
         rows: int = 32,
-        path: DecodePath = "auto",
+        path: str = "auto",
     ) -> None:
         if budget is None and policy.evicts:
             raise KvbenchError(f"Policy '{policy.name}' needs a budget.")
@@ -67,7 +67,7 @@ class Engine:
         self._policy = policy
         self._scorers = scorers
         self._rows = rows
-        self._path: DecodePath = path
+        self._path = path
         self._split = policy.checked_split(budget, loaded.geometry) if budget is not None and policy.evicts else None
 
     def generate(

@@ -14,12 +14,11 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Final, Literal
+from typing import Final
 
 from kvbench.core.errors import KvbenchError
 from kvbench.engine.run import Setting
-
-DecodePath = Literal["auto", "plain", "graph", "kernels"]
+from kvbench.models.source import LoadedModel
 
 WORTH_COMPILING: Final = 2**28
 """Bytes of weights from which on `auto` takes kernels: below, seconds of compilation buy microseconds a step."""
@@ -37,26 +36,23 @@ class Chosen:
     captured: bool
 
 
-def choose(setting: Setting, rows: int, wanted: DecodePath = "auto") -> Chosen:
+def choose(setting: Setting, rows: int, wanted: str = "auto") -> Chosen:
     """The way in which steps of so many rows run; the model's attention has to be the engine's already (`contact`).
 
     Args:
         setting: of the run.
         rows: sequences side by side.
-        wanted: `auto` decides by device and size of the model.
+        wanted: `plain`, `graph` or `kernels`; `auto` decides by device and size of the model.
 
     Raises:
         KvbenchError: kernels or capture were asked for and cannot be had.
     """
     loaded = setting.loaded
     cuda = loaded.device.type == "cuda"
-    if wanted in ("graph", "kernels") and not cuda:
-        raise KvbenchError(f"The decode path '{wanted}' needs a CUDA device; this model is on {loaded.device.type}.")
+    require(wanted, loaded)
     if not cuda or wanted == "plain":
         return Chosen("plain", setting, captured=False)
-    triton = find_spec("triton") is not None and loaded.geometry.head_dim >= 16
-    if wanted == "kernels" and not triton:
-        raise KvbenchError("The decode path 'kernels' needs the package triton and heads of at least 16 numbers.")
+    triton = find_spec("triton") is not None
     large = sum(parameter.nbytes for parameter in loaded.model.parameters()) >= WORTH_COMPILING
     if wanted == "graph" or not triton or not (large or wanted == "kernels"):
         return Chosen("cuda_graph", setting, captured=True)
@@ -71,6 +67,18 @@ def choose(setting: Setting, rows: int, wanted: DecodePath = "auto") -> Chosen:
         _log.warning("The decode kernels are not used: %s: %s", type(error).__name__, error)
         return Chosen("cuda_graph (kernels failed)", setting, captured=True)
     return Chosen(name, fast, captured=True)
+
+
+def require(wanted: str, loaded: LoadedModel) -> None:
+    """Refuses a path that cannot be had for this model.
+
+    Raises:
+        KvbenchError: there is no CUDA device, or no Triton.
+    """
+    if wanted in ("graph", "kernels") and loaded.device.type != "cuda":
+        raise KvbenchError(f"The decode path '{wanted}' needs a CUDA device; this model is on {loaded.device.type}.")
+    if wanted == "kernels" and find_spec("triton") is None:
+        raise KvbenchError("The decode path 'kernels' needs the package triton; PyTorch for CUDA brings it along.")
 
 
 def with_kernels(setting: Setting, rows: int) -> Setting:
