@@ -22,6 +22,7 @@ from kvbench.engine.path import with_kernels
 from kvbench.engine.requests import Request
 from kvbench.engine.run import Setting, contact
 from kvbench.harness.choices import make_policy
+from kvbench.kernels.best import best_of
 from kvbench.kernels.rotary import rotated
 from kvbench.kernels.skinny import product
 from kvbench.kernels.slot_attention import attend
@@ -75,6 +76,19 @@ def products(device: str, large: bool) -> None:
                 near(gated, nn.functional.silu(normed @ wide[0].T) * (normed @ up.double().T), dtype, 2)
 
 
+def largest(device: str, large: bool) -> None:
+    for rows, size in ((1, 64), (3, 4097), (2, 9001), *(((64, 151936),) if large else ())):
+        for dtype in number_types(device):
+            logits = torch.randn(rows, size, device=device).to(dtype)
+            logits[-1, [5, size - 1]] = 9.0
+            with poisoned():
+                token, margin = best_of(logits)
+            two = logits.float().topk(2).values
+            assert torch.equal(margin, two[:, 0] - two[:, 1])
+            assert torch.equal(logits.gather(1, token[:, None])[:, 0], logits.amax(-1))
+            assert int(token[-1]) == 5
+
+
 def rotation(device: str, large: bool) -> None:
     for dtype in number_types(device):
         for rows, heads, kv, dim in ((1, 8, 2, 32), (5, 3, 3, 20), *(((16, 32, 8, 128),) if large else ())):
@@ -82,9 +96,23 @@ def rotation(device: str, large: bool) -> None:
             gains = tuple(torch.randn(dim, device=device).to(dtype) for _ in range(2))
             angles = torch.rand(rows, dim // 2, device=device) * 6
             cos, sin = (torch.cat((f(angles), f(angles)), -1).to(dtype) for f in (torch.cos, torch.sin))
+            slots = Slots.empty(rows, kv, 11, dim, 0, 3, dtype, torch.device(device))
+            slots.keys.normal_()
+            slots.values.normal_()
+            slots.recent.random_(11)
+            at = torch.randint(90, (rows,), device=device)
             for norms in (None, (gains[0], gains[1])):
                 with poisoned():
-                    query, key, value = rotated(given, (heads, kv), norms, 1e-6, cos, sin)
+                    query, key, value, old = rotated(
+                        given, (heads, kv), norms, 1e-6, cos, sin, slots, at, leaves=norms is not None
+                    )
+                assert (old is not None) == (norms is not None)
+                if old is not None:
+                    place = slots.recent.gather(-1, (at % 3)[:, None, None].expand(-1, kv, 1))[..., 0]
+                    rows_of, heads_of = torch.arange(rows, device=device)[:, None], torch.arange(kv, device=device)
+                    assert torch.equal(old.keys[:, :, 0], slots.keys[rows_of, heads_of, place])
+                    assert torch.equal(old.values[:, :, 0], slots.values[rows_of, heads_of, place])
+                    assert torch.equal(old.positions, at[:, None] - 3)
                 parts = given.double().view(rows, -1, dim).split([heads, kv, kv], 1)
                 for found, part, gain in ((query, parts[0], gains[0]), (key, parts[1], gains[1])):
                     if norms is not None:
@@ -287,6 +315,7 @@ def checks(device: str) -> dict[str, Callable[[], None]]:
     large = device == "cuda"
     found: dict[str, Callable[[], None]] = {
         "products": lambda: products(device, large),
+        "largest logit": lambda: largest(device, large),
         "rotation": lambda: rotation(device, large),
         "attention": lambda: attention(device, large),
         "entering": lambda: entering(device, large),

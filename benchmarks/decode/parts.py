@@ -130,8 +130,11 @@ def kernels(shape: str, slots: int, rows: list[int], device: torch.device, speed
         qkv = torch.randn(count, (heads + 2 * kv) * dim, device=device).bfloat16()
         turn = torch.rand(count, dim, device=device).bfloat16()
         gain = torch.ones(dim, device=device).bfloat16()
-        turning = replayed([lambda: rotated(qkv, (heads, kv), (gain, gain), 1e-6, turn, turn)] * 20, device)
-        emit_one("norm and rotation of heads", turning, None, 2 * qkv.nbytes)
+        turning = replayed(
+            [lambda one=one: rotated(qkv, (heads, kv), (gain, gain), 1e-6, turn, turn, one, at, True) for one in filled] * 4,
+            device,
+        )
+        emit_one("norm and rotation of heads, and leaving token", turning, None, 2 * qkv.nbytes + 2 * count * kv * entry)
         taken = replayed([lambda one=one: leaving(one, at) for one in filled] * 4, device)
         emit_one("leaving token", taken, None, 2 * count * kv * entry)
         ranked = torch.rand(count, kv, device=device)

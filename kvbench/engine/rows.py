@@ -122,7 +122,7 @@ class Rows:
 
     def _accept(self, logits: Tensor, active: Tensor) -> None:
         """Draws the next token of the active rows [R] (bool) and notes which of them end with it."""
-        token, near = choose(logits, self.sampling, self._seeds, self.produced)
+        token, near = choose(logits, self.sampling, self._seeds, self.produced, self.setting.kernels)
         token = torch.where(active, token, self.ids)
         column = self.produced.clamp(max=self._output.shape[1] - 1)[:, None]
         self._output.scatter_(1, column, torch.where(active[:, None], token[:, None], self._output.gather(1, column)))

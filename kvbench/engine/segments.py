@@ -13,6 +13,8 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
+from kvbench.core.policy import StaticState
+from kvbench.engine import fast
 from kvbench.engine.layer import Layer, Step
 from kvbench.kernels.rotary import rotated
 from kvbench.kernels.skinny import few, product
@@ -53,15 +55,18 @@ class Segments:
             attention = block.self_attn
             qkv = _normed(x, block.input_layernorm, [attention.q_proj, attention.k_proj, attention.v_proj])
             norms = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
-            query, key, value = rotated(
+            query, key, value, old = rotated(
                 qkv,
                 self._heads,
                 None if norms is None else (norms[0].weight, norms[1].weight),
                 0.0 if norms is None else norms[0].variance_epsilon,
                 cos,
                 sin,
+                layer.slots,
+                step.positions,
+                isinstance(layer.state, StaticState),
             )
-            out = layer.decode(query, key, value, attention.scaling, step)
+            out = fast.decode(layer, query, key, value, attention.scaling, step.positions, old)
             x = product(out.view(len(x), -1), [attention.o_proj.weight], residual=x)
             gated = _normed(x, block.post_attention_layernorm, [block.mlp.gate_proj, block.mlp.up_proj], gated=True)
             x = product(gated, [block.mlp.down_proj.weight], residual=x)

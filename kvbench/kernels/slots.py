@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvbench.core.policy import Tokens
 from kvbench.core.slots import Slots
 
 _SLOTS = 4096
@@ -21,11 +22,11 @@ _SLOTS = 4096
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # triton has no types
-def _leaving(  # type: ignore[no-untyped-def]
-    keys, values, recent, at, out_keys, out_values, out_at, heads, capacity, window,
+def take_leaving(  # type: ignore[no-untyped-def]
+    pair, keys, values, recent, at, out_keys, out_values, out_at, heads, capacity, window,
     DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
 ):  # fmt: skip
-    pair = tl.program_id(0).to(tl.int64)
+    """Copies the token that leaves in one row and head, `pair` = row * heads + head."""
     row = pair // heads
     position = tl.load(at + row)
     slot = tl.load(recent + pair * window + position % window)
@@ -35,6 +36,17 @@ def _leaving(  # type: ignore[no-untyped-def]
     tl.store(out_values + pair * DIM + d, tl.load(values + source, mask=d < DIM), mask=d < DIM)
     # Every head of a row writes the same number.
     tl.store(out_at + row, position - window)
+
+
+@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
+def _leaving(  # type: ignore[no-untyped-def]
+    keys, values, recent, at, out_keys, out_values, out_at, heads, capacity, window,
+    DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+):  # fmt: skip
+    take_leaving(
+        tl.program_id(0).to(tl.int64), keys, values, recent, at, out_keys, out_values, out_at,
+        heads, capacity, window, DIM, DIM_PADDED,
+    )  # fmt: skip
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # triton has no types
@@ -96,19 +108,22 @@ def _enter(  # type: ignore[no-untyped-def]
     tl.store(recent, slot)
 
 
-def leaving(slots: Slots, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys and values [R, H, 1, D] and positions [R, 1] of the tokens that leave when those at `at` [R] enter.
-
-    Where a row has none yet, the position is negative and the content arbitrary.
-    """
+def leaving(slots: Slots, at: Tensor) -> Tokens:
+    """The tokens that leave when those at `at` [R] enter; where a row has none yet its position is negative."""
     rows, heads, capacity, dim = slots.keys.shape
-    keys, values = slots.keys.new_empty(rows, heads, 1, dim), slots.values.new_empty(rows, heads, 1, dim)
-    positions = torch.empty(rows, 1, dtype=torch.int64, device=at.device)
+    out = room_for_leaving(slots)
     _leaving[(rows * heads,)](
-        slots.keys, slots.values, slots.recent, at, keys, values, positions, heads, capacity, slots.window,
+        slots.keys, slots.values, slots.recent, at, out.keys, out.values, out.positions, heads, capacity, slots.window,
         DIM=dim, DIM_PADDED=triton.next_power_of_2(dim), num_warps=1,
     )  # fmt: skip
-    return keys, values, positions
+    return out
+
+
+def room_for_leaving(slots: Slots) -> Tokens:
+    """Keys and values [R, H, 1, D] and positions [R, 1] that nobody has written yet."""
+    rows, heads, _, dim = slots.keys.shape
+    keys, values = (tensor.new_empty(rows, heads, 1, dim) for tensor in (slots.keys, slots.values))
+    return Tokens(keys, values, torch.empty(rows, 1, dtype=torch.int64, device=keys.device))
 
 
 def enter(slots: Slots, key: Tensor, value: Tensor, at: Tensor, ranked: Tensor | None, frees: bool) -> None:
