@@ -43,7 +43,9 @@ def main() -> None:
             rows.append(row)
             file.write(json.dumps({**row, **about}) + "\n")
             file.flush()
-            print("  " + ", ".join(f"{key} {_shown(value)}" for key, value in row.items() if key != "profile"), flush=True)
+            print(
+                "  " + ", ".join(f"{key} {_shown(value)}" for key, value in row.items() if key != "profile"), flush=True
+            )
 
         for part in given.only or PARTS:
             began = time.perf_counter()
@@ -77,9 +79,7 @@ def _run(part: str, given: Any, device: torch.device, emit: Any) -> list[str]:
             parts.kernels(given.shape, given.slots, given.rows, device, speed, emit)
         else:
             policies, paths = given.policy or ["kvpop", "streaming_llm"], given.path or ["kernels"]
-            steps.measure(
-                given.shape, policies, paths, given.slots, given.rows, device, speed, given.profile, emit
-            )
+            steps.measure(given.shape, policies, paths, given.slots, given.rows, device, speed, given.profile, emit)
     return []
 
 
@@ -109,9 +109,15 @@ def _table(rows: list[dict[str, Any]]) -> None:
         if row["part"] in ("tune", "kernels"):
             plain = f"{row['plain_us']:8.1f}" if row["plain_us"] else "       -"
             ratio = row["us"] / max(row["floor_us"], 1e-9)
-            print(f"{row['kernel']:45} rows {row['rows']:3} {row['us']:8.1f} us  plain {plain}  floor {row['floor_us']:7.1f}  {ratio:6.2f}x")
+            print(
+                f"{row['kernel']:42} rows {row['rows']:3} {row['us']:8.1f} us "
+                f" plain {plain}  floor {row['floor_us']:7.1f} {ratio:6.2f}x"
+            )
         elif row["part"] == "steps":
-            print(f"{row['policy']:15} {row['path']:14} rows {row['rows']:3} {row['ms']:8.3f} ms  floor {row['floor_ms']:7.3f}  {row['ratio']:5.2f}x")
+            print(
+                f"{row['policy']:15} {row['path']:14} rows {row['rows']:3} {row['ms']:8.3f} ms "
+                f" floor {row['floor_ms']:7.3f} {row['ratio']:5.2f}x"
+            )
     steps = {(row["path"], row["rows"], row["policy"]): row["ms"] for row in rows if row["part"] == "steps"}
     for (path, count, policy), ms in steps.items():
         if (base := steps.get((path, count, "streaming_llm"))) and policy != "streaming_llm":

@@ -5,25 +5,35 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from itertools import pairwise
+from typing import Any, TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 _REPLAYS = 30
 
 
-def replayed(calls: Sequence[Callable[[], Any]], device: torch.device, replays: int = _REPLAYS) -> float:
-    """Median microseconds of one of the calls, which run one after another in one graph."""
-    for call in calls:
-        call()
+def replayed(
+    call: Callable[[T], Any], items: Sequence[T], device: torch.device, turns: int = 1, replays: int = _REPLAYS
+) -> float:
+    """Median microseconds of one call; calls of all items, in so many turns, run one after another in one graph."""
+
+    def run() -> None:
+        for _ in range(turns):
+            for item in items:
+                call(item)
+
+    run()
+    count = turns * len(items)
     if device.type != "cuda":
-        return statistics.median(_wall(calls) for _ in range(3)) * 1e6 / len(calls)
+        return statistics.median(_wall(run) for _ in range(3)) * 1e6 / count
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    return events(graph.replay, replays) * 1000 / len(calls)
+        run()
+    return events(graph.replay, replays) * 1000 / count
 
 
 def events(run: Callable[[], Any], replays: int = _REPLAYS) -> float:
@@ -36,7 +46,7 @@ def events(run: Callable[[], Any], replays: int = _REPLAYS) -> float:
         run()
         mark.record()
     torch.cuda.synchronize()
-    return statistics.median(a.elapsed_time(b) for a, b in zip(marks, marks[1:], strict=False))
+    return float(statistics.median(a.elapsed_time(b) for a, b in pairwise(marks)))
 
 
 def bandwidth(device: torch.device) -> float:
@@ -44,11 +54,10 @@ def bandwidth(device: torch.device) -> float:
     size = 2**31 if device.type == "cuda" else 2**24
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * size / (replayed([lambda: target.copy_(source)], device, 20) / 1e6)
+    return 2 * size / (replayed(target.copy_, [source], device, replays=20) / 1e6)
 
 
-def _wall(calls: Sequence[Callable[[], Any]]) -> float:
+def _wall(run: Callable[[], Any]) -> float:
     start = time.perf_counter()
-    for call in calls:
-        call()
+    run()
     return time.perf_counter() - start

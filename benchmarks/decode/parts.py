@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,9 @@ from kvbench_policies.kvpop.policy import Kvpop
 
 Row = dict[str, Any]
 Emit = Callable[[Row], None]
+Told = Callable[[str, float, float | None, float], None]
+Kind = tuple[int, tuple[int, ...], bool]
+T = TypeVar("T")
 
 PAPER = {"window": 256, "features": 128, "values": 128, "hidden": 128, "decay": "learned", "horizon": 16384}
 """Sizes of the recipe qwen3-4b."""
@@ -44,7 +48,8 @@ FEW_ROWS = [
 ]  # fmt: skip
 """Candidates of the tune part, the likely ones first."""
 
-def shapes_of(name: str) -> dict[str, tuple[int, tuple[int, ...], bool]]:
+
+def shapes_of(name: str) -> dict[str, Kind]:
     """K, rows of each matrix, and gate of the products of a layer, and of the output layer."""
     config = configuration(name)
     geometry = geometry_of(config)
@@ -61,137 +66,126 @@ def shapes_of(name: str) -> dict[str, tuple[int, tuple[int, ...], bool]]:
 def tune(shape: str, rows: list[int], device: torch.device, speed: float, quick: bool, emit: Emit) -> None:
     """Times products with every kind of blocks; the fastest are used by what runs after this in the same process."""
     for count in rows:
-        for name, (size, outputs, gated) in shapes_of(shape).items():
-            weights = _copies(lambda: _matrices(size, outputs, device), sum(outputs) * size * 2, device)
-            x, gain = torch.randn(count, size, device=device).bfloat16(), torch.ones(size, device=device).bfloat16()
-            normed = name not in ("output", "down")
-            found: list[tuple[float, skinny.Blocks]] = []
-            candidates = ONE_ROW if count == 1 else FEW_ROWS
-            for blocks in candidates[: 5 if quick else None]:
-                if gated and blocks[0] * blocks[1] * (1 if count == 1 else 2) > 8192:
-                    continue
-
-                def call(one: list[Tensor], blocks: skinny.Blocks = blocks) -> Tensor:
-                    return skinny.product(x, one, gain=gain if normed else None, eps=1e-6, gated=gated, blocks=blocks)
-
-                try:
-                    found.append((replayed([lambda one=one: call(one) for one in weights], device, 8), blocks))
-                except Exception as error:  # noqa: BLE001 - too much shared memory, say; the others still count
-                    print(f"  {name} {blocks}: {type(error).__name__} {str(error)[:100]}", flush=True)
-            found.sort()
-            library = replayed([lambda one=one: _library(x, one, gated) for one in weights], device, 8)
-            bytes_read = sum(outputs) * size * 2
-            emit(
-                {
-                    "part": "tune",
-                    "kernel": f"product, {name}",
-                    "rows": count,
-                    "us": found[0][0],
-                    "plain_us": library,
-                    "floor_us": 1e6 * bytes_read / speed,
-                    "blocks": found[0][1],
-                    "next": found[1:4],
-                }
-            )
-            key = (skinny._height(count), size, outputs[0] if gated else sum(outputs), gated)
-            skinny.MEASURED[key] = found[0][1]
+        for name, kind in shapes_of(shape).items():
+            _tune_one(name, kind, count, device, speed, quick, emit)
     print("MEASURED =", dict(skinny.MEASURED), flush=True)
+
+
+def _tune_one(name: str, kind: Kind, count: int, device: torch.device, speed: float, quick: bool, emit: Emit) -> None:
+    size, outputs, gated = kind
+    weights, x, options = _product(name, kind, count, device)
+    found: list[tuple[float, skinny.Blocks]] = []
+    for blocks in (ONE_ROW if count == 1 else FEW_ROWS)[: 5 if quick else None]:
+        # Two tiles and two sums would not fit.
+        if gated and blocks[0] * blocks[1] > (4096 if count == 1 else 8192):
+            continue
+        try:
+            call = partial(skinny.product, x, gated=gated, blocks=blocks, **options)
+            found.append((replayed(call, weights, device, replays=8), blocks))
+        except Exception as error:  # noqa: BLE001 - too much shared memory, say; the others still count
+            print(f"  {name} {blocks}: {type(error).__name__} {str(error)[:100]}", flush=True)
+    found.sort()
+    row: Row = {"part": "tune", "kernel": f"product, {name}", "rows": count, "us": found[0][0]}
+    row["plain_us"] = replayed(partial(_library, x, gated), weights, device, replays=8)
+    row["floor_us"] = 1e6 * sum(outputs) * size * 2 / speed
+    emit({**row, "blocks": found[0][1], "next": found[1:4]})
+    skinny.MEASURED[skinny.height(count), size, outputs[0] if gated else sum(outputs), gated] = found[0][1]
 
 
 def kernels(shape: str, slots: int, rows: list[int], device: torch.device, speed: float, emit: Emit) -> None:
     """Times every kernel of a layer with KVpop at paper scale, and the plain operations that it stands for."""
-    geometry = geometry_of(configuration(shape))
-    heads, kv, dim = geometry.query_heads, geometry.kv_heads, geometry.head_dim
-    policy = Kvpop(**PAPER) if slots > 1000 else Kvpop()
-    split = policy.split(slots, geometry)
-    scorer = policy.scorer(geometry).to(device).requires_grad_(False)
-    entry = 2 * dim * 2
     for count in rows:
 
-        def emit_one(name: str, fast: float, plain: float | None, moved: float, count: int = count) -> None:
+        def told(name: str, fast: float, plain: float | None, moved: float, count: int = count) -> None:
             row = {"part": "kernels", "kernel": name, "rows": count, "us": fast, "plain_us": plain}
             emit({**row, "floor_us": 1e6 * moved / speed})
 
-        def drawn(number: int, count: int = count) -> Tensor:
-            return torch.randn(count, number, 1, dim, device=device).bfloat16()
+        _products(shape, count, device, told)
+        _on_slots(shape, slots, count, device, told)
+        _scorer(shape, slots, count, device, told)
 
-        for name, (size, outputs, gated) in shapes_of(shape).items():
-            weights = _copies(lambda: _matrices(size, outputs, device), sum(outputs) * size * 2, device)
-            x, gain = torch.randn(count, size, device=device).bfloat16(), torch.ones(size, device=device).bfloat16()
-            given = {"gain": gain, "eps": 1e-6} if name not in ("output", "down") else {}
-            fast = replayed([lambda one=one: skinny.product(x, one, gated=gated, **given) for one in weights], device)
-            plain = replayed([lambda one=one: _library(x, one, gated) for one in weights], device)
-            emit_one(f"product, {name}", fast, plain, sum(outputs) * size * 2)
-            del weights
 
-        filled = _copies(lambda: filled_slots(count, kv, dim, split, device), count * kv * split.slots * entry, device)
-        at = torch.full((count,), split.slots + 5, device=device)
-        query, key, value = drawn(heads), drawn(kv), drawn(kv)
-        qkv = torch.randn(count, (heads + 2 * kv) * dim, device=device).bfloat16()
-        turn = torch.rand(count, dim, device=device).bfloat16()
-        gain = torch.ones(dim, device=device).bfloat16()
-        turning = replayed(
-            [lambda one=one: rotated(qkv, (heads, kv), (gain, gain), 1e-6, turn, turn, one, at, True) for one in filled] * 4,
-            device,
-        )
-        emit_one("norm and rotation of heads, and leaving token", turning, None, 2 * qkv.nbytes + 2 * count * kv * entry)
-        taken = replayed([lambda one=one: leaving(one, at) for one in filled] * 4, device)
-        emit_one("leaving token", taken, None, 2 * count * kv * entry)
-        ranked = torch.rand(count, kv, device=device)
-        written = replayed([lambda one=one: enter(one, key, value, at, ranked, False) for one in filled] * 2, device)
-        plain_layers = [Layer(split, one, State()) for one in filled]
-        ring = torch.zeros(count, kv, 1, dtype=torch.int64, device=device)
+def _products(shape: str, count: int, device: torch.device, told: Told) -> None:
+    for name, kind in shapes_of(shape).items():
+        size, outputs, gated = kind
+        weights, x, options = _product(name, kind, count, device)
+        fast = replayed(partial(skinny.product, x, gated=gated, **options), weights, device)
+        plain = replayed(partial(_library, x, gated), weights, device)
+        told(f"product, {name}", fast, plain, sum(outputs) * size * 2)
 
-        def plain_enter(layer: Layer) -> None:
-            place = victims(layer.slots.priority, layer.slots.positions)[..., None]
-            layer._write(place, key, value, at[:, None], ring)
 
-        plain = replayed([lambda one=one: plain_enter(one) for one in plain_layers], device)
-        emit_one("victim and write", written, plain, count * kv * (split.slots * 4 + entry))
-        for label, splits in (("attention", 0), ("attention, half the splits", -1), ("attention, twice the splits", 1)):
-            shares = _splits(count * kv, split.slots, splits)
-            fast = replayed(
-                [lambda one=one: attend(query, one.keys, one.values, at, 0.1, splits=shares) for one in filled], device
+def _on_slots(shape: str, slots: int, count: int, device: torch.device, told: Told) -> None:
+    geometry, (_, split) = geometry_of(configuration(shape)), _policy(shape, slots)
+    heads, kv, dim = geometry.query_heads, geometry.kv_heads, geometry.head_dim
+    entry, held = 2 * dim * 2, count * kv * split.slots
+    filled = _copies(lambda: filled_slots(count, kv, dim, split, device), held * entry, device)
+    at = torch.full((count,), split.slots + 5, device=device)
+    query, key, value = (torch.randn(count, n, 1, dim, device=device).bfloat16() for n in (heads, kv, kv))
+    qkv = torch.randn(count, (heads + 2 * kv) * dim, device=device).bfloat16()
+    turn, gain = torch.rand(count, dim, device=device).bfloat16(), torch.ones(dim, device=device).bfloat16()
+    ranked, ring = torch.rand(count, kv, device=device), torch.zeros(count, kv, 1, dtype=torch.int64, device=device)
+
+    def turned(one: Slots) -> None:
+        rotated(qkv, (heads, kv), (gain, gain), 1e-6, turn, turn, one, at, leaves=True)
+
+    told(
+        "rotation and leaving token", replayed(turned, filled, device, 4), None, 2 * qkv.nbytes + 2 * count * kv * entry
+    )
+    taken = replayed(lambda one: leaving(one, at), filled, device, 4)
+    told("leaving token alone", taken, None, 2 * count * kv * entry)
+
+    def plainly(one: Slots) -> None:
+        place = victims(one.priority, one.positions)[..., None]
+        Layer(split, one, State())._write(place, key, value, at[:, None], ring)
+
+    written = replayed(lambda one: enter(one, key, value, at, ranked, frees=False), filled, device, 4)
+    told("victim and write", written, replayed(plainly, filled, device), held * 4 + count * kv * entry)
+
+    def attended(one: Slots, **options: int) -> None:
+        attend(query, one.keys, one.values, at, 0.1, held=None, weighing=False, **options)
+
+    plain = replayed(lambda one: attention.over_slots(query, one.keys, one.values, None, 0.1), filled, device)
+    told("attention", replayed(attended, filled, device), plain, held * entry)
+    for splits in (1, 2, 4, 8, 16, 32, 64):
+        if 200 <= count * kv * splits <= 2100:
+            told(
+                f"attention, {splits} splits",
+                replayed(partial(attended, splits=splits), filled, device),
+                None,
+                held * entry,
             )
-            emit_one(f"{label} ({shares})", fast, None, count * kv * split.slots * entry)
-        for block, warps, stages in ((64, 4, 2), (64, 4, 4), (128, 4, 2), (128, 8, 3), (32, 4, 4), (64, 8, 3)):
-            fast = replayed(
-                [
-                    lambda one=one: attend(
-                        query, one.keys, one.values, at, 0.1, block=block, warps=warps, stages=stages
-                    )
-                    for one in filled
-                ],
-                device,
-            )
-            emit_one(f"attention, {block} slots, {warps} warps, {stages} stages", fast, None, count * kv * split.slots * entry)
-        fast = replayed([lambda one=one: attend(query, one.keys, one.values, at, 0.1, weighing=True) for one in filled], device)
-        plain = replayed(
-            [lambda one=one: attention.with_weights(query, one.keys, one.values, None, 0.1) for one in filled], device
-        )
-        emit_one("attention with weights", fast, plain, count * (kv * entry + heads * 4) * split.slots)
-        plain = replayed(
-            [lambda one=one: attention.over_slots(query, one.keys, one.values, None, 0.1) for one in filled], device
-        )
-        emit_one("attention, plain", plain, plain, count * kv * split.slots * entry)
-        del filled, plain_layers
+    for block, warps, stages in ((64, 4, 2), (64, 4, 4), (128, 4, 2), (128, 8, 3), (32, 4, 4), (64, 8, 3)):
+        fast = replayed(partial(attended, block=block, warps=warps, stages=stages), filled, device)
+        told(f"attention, {block} slots, {warps} warps, {stages} stages", fast, None, held * entry)
+    if count * heads * split.slots * 16 > 2**33:
+        return
+    fast = replayed(lambda one: attend(query, one.keys, one.values, at, 0.1, weighing=True), filled, device)
+    plain = replayed(lambda one: attention.with_weights(query, one.keys, one.values, None, 0.1), filled, device)
+    told("attention with weights", fast, plain, count * (kv * entry + heads * 4) * split.slots)
 
-        new, old = Tokens(key, value, at[:, None]), Tokens(drawn(kv), drawn(kv), at[:, None] - split.window)
-        times = []
-        for fast_one in (True, False):
-            states = [
-                policy.state(
-                    StateRequest(
-                        0, count, geometry, split, torch.zeros(count).long(), device, scorer, torch.bfloat16,
-                        kernels=fast_one,
-                    )
-                )
-                for _ in range(max(2, _BEYOND_CACHE // (count * kv * 33000 * 8 + 4 * 2**20)) if device.type == "cuda" else 1)
-            ]  # fmt: skip
-            times.append(replayed([lambda one=one: one.step(new, old) for one in states], device))
-            state_bytes = sum(tensor.nbytes for tensor in states[0].tensors())
-        weights_read = sum(parameter.nbytes for parameter in scorer.parameters())
-        emit_one("mLSTM scorer", times[0], times[1], weights_read + 2 * state_bytes)
+
+def _scorer(shape: str, slots: int, count: int, device: torch.device, told: Told) -> None:
+    geometry, (policy, split) = geometry_of(configuration(shape)), _policy(shape, slots)
+    scorer = policy.scorer(geometry).to(device).requires_grad_(False)
+    at = torch.full((count, 1), split.slots + 5, device=device)
+    shape_of = (count, geometry.kv_heads, 1, geometry.head_dim)
+    new, old = (
+        Tokens(
+            torch.randn(shape_of, device=device).bfloat16(), torch.randn(shape_of, device=device).bfloat16(), positions
+        )
+        for positions in (at, at - split.window)
+    )
+    seeds = torch.zeros(count, dtype=torch.int64, device=device)
+
+    def timed(fast: bool) -> tuple[float, int]:
+        request = StateRequest(0, count, geometry, split, seeds, device, scorer, torch.bfloat16, kernels=fast)
+        first = policy.state(request)
+        moved = sum(tensor.nbytes for tensor in first.tensors())
+        states = [first, *_copies(lambda: policy.state(request), moved + 4 * 2**20, device)]
+        return replayed(lambda one: one.step(new, old), states, device), moved
+
+    (fast, moved), (plain, _) = timed(True), timed(False)
+    told("mLSTM scorer", fast, plain, sum(parameter.nbytes for parameter in scorer.parameters()) + 2 * moved)
 
 
 def filled_slots(rows: int, heads: int, dim: int, split: Split, device: torch.device) -> Slots:
@@ -214,20 +208,30 @@ def fill_metadata(slots: Slots) -> None:
     slots.recent.scatter_(-1, newest % slots.window, newest)
 
 
-def _splits(pairs: int, slots: int, doubled: int) -> int:
-    from kvbench.kernels.slot_attention import _splits as chosen
+def _policy(shape: str, slots: int) -> tuple[Kvpop, Split]:
+    policy = Kvpop(window=256, features=128, values=128, hidden=128, decay="learned", horizon=16384)
+    if slots < 1000:
+        policy = Kvpop()
+    return policy, policy.split(slots, geometry_of(configuration(shape)))
 
-    return max(1, int(chosen(pairs, slots) * 2.0**doubled))
+
+def _product(
+    name: str, kind: Kind, count: int, device: torch.device
+) -> tuple[list[list[Tensor]], Tensor, dict[str, Any]]:
+    """Matrices, rows, and what else the product takes."""
+    size, outputs, _ = kind
+    x = torch.randn(count, size, device=device).bfloat16()
+    weights = _copies(
+        lambda: [torch.randn(n, size, device=device).bfloat16() for n in outputs], sum(outputs) * size * 2, device
+    )
+    normed = name not in ("output", "down")
+    return weights, x, {"gain": torch.ones(size, device=device).bfloat16(), "eps": 1e-6} if normed else {}
 
 
-def _library(x: Tensor, weights: list[Tensor], gated: bool) -> Tensor:
+def _library(x: Tensor, gated: bool, weights: list[Tensor]) -> Tensor:
     parts = [functional.linear(x, weight) for weight in weights]
     return functional.silu(parts[0]) * parts[1] if gated else parts[0]
 
 
-def _matrices(size: int, outputs: tuple[int, ...], device: torch.device) -> list[Tensor]:
-    return [torch.randn(count, size, device=device).bfloat16() for count in outputs]
-
-
-def _copies(make: Callable[[], Any], size: int, device: torch.device) -> list[Any]:
+def _copies(make: Callable[[], T], size: int, device: torch.device) -> list[T]:
     return [make() for _ in range(max(2, -(-_BEYOND_CACHE // size)) if device.type == "cuda" else 1)]

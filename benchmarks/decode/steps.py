@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections import Counter
+from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -39,7 +40,9 @@ def measure(
         for count in counts:
             for name in policies:
                 for path in paths:
-                    changes = {key: str(value) for key, value in PAPER.items()} if name == "kvpop" and slots > 1000 else {}
+                    changes = (
+                        {key: str(value) for key, value in PAPER.items()} if name == "kvpop" and slots > 1000 else {}
+                    )
                     setting = setting_of(name, loaded, slots, **changes)
                     if path != "graph":
                         setting = with_kernels(setting, count)
@@ -55,8 +58,6 @@ def measure(
 
 
 def _without_segments(setting: Setting) -> Setting:
-    from dataclasses import replace
-
     return replace(setting, segments=None)
 
 
@@ -71,7 +72,7 @@ def _step(setting: Setting, count: int, speed: float, profiled: bool) -> Row:
         row["ms"] = events(step)
         row["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
     else:
-        row["ms"] = replayed([rows.step], device) / 1000
+        row["ms"] = replayed(lambda one: one.step(), [rows], device) / 1000
     row["floor_ms"] = 1000 * moved(rows, setting) / speed
     row["ratio"] = row["ms"] / row["floor_ms"]
     if profiled and device.type == "cuda":
@@ -126,14 +127,16 @@ def _profile(step: GraphedStep, ms: float) -> list[tuple[str, float, float]]:
         for _ in range(replays):
             step()
         torch.cuda.synchronize()
-    times: Counter[str] = Counter()
-    launches: Counter[str] = Counter()
+    times: dict[str, float] = defaultdict(float)
+    launches: dict[str, float] = defaultdict(float)
     for event in seen.events() or ():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+        if event.device_type.name == "CUDA":
             times[event.name[:60]] += event.self_device_time_total / 1000 / replays
             launches[event.name[:60]] += 1 / replays
-    print(f"  {sum(launches.values()):.0f} launches, {sum(times.values()):.2f} of {ms:.2f} ms inside kernels", flush=True)
-    ranked = [(name, launches[name], total) for name, total in times.most_common(25)]
+    print(
+        f"  {sum(launches.values()):.0f} launches, {sum(times.values()):.2f} of {ms:.2f} ms inside kernels", flush=True
+    )
+    ranked = [(name, launches[name], total) for name, total in sorted(times.items(), key=lambda item: -item[1])[:25]]
     for name, number, total in ranked:
         print(f"    {total:8.3f} ms {number:6.0f} x {1000 * total / number:8.2f} us  {name}", flush=True)
     return ranked

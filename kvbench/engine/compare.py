@@ -16,7 +16,7 @@ from kvbench.core.policy import Split
 from kvbench.engine.layer import Layer, Step
 from kvbench.engine.run import Setting, decode, prefill
 
-_STEPS = 3
+_STEPS = 2
 
 _LONG = 45
 """Long-range slots of what is compared: no power of two."""
@@ -58,10 +58,8 @@ def compare(setting: Setting, rows: int) -> None:
             _restore(mine, held)
             _restore(theirs, held)
         ids = torch.randint(_vocabulary(small), (rows,), device=loaded.device, generator=random)
-        if setting.segments is None:
-            found = decode(loaded, fast, ids, step)
-        else:
-            found = setting.segments.decode(fast, ids, step)
+        segments = setting.segments
+        found = decode(loaded, fast, ids, step) if segments is None else segments.decode(fast, ids, step)
         _hold("logits", found, decode(loaded, plain, ids, step))
         lengths = lengths + 1
 

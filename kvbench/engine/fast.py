@@ -31,9 +31,7 @@ def decode(
         ranked = state.step(Tokens(key, value, at[:, None]), old or leaving(slots, at))
     enter(slots, key, value, at, ranked, layer.frees)
     held = slots.positions if layer.frees else None
-    out, weights = attend(
-        query, slots.keys, slots.values, at, scale, held, weighing=isinstance(state, ObservedState)
-    )
+    out, weights = attend(query, slots.keys, slots.values, at, scale, held, weighing=isinstance(state, ObservedState))
     if isinstance(state, ObservedState) and weights is not None:
         state.observe(weights, slots)
     return out

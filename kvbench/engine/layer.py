@@ -58,9 +58,7 @@ class Layer:
         kernels: `decode` runs compiled kernels (`fast.py`).
     """
 
-    def __init__(
-        self, split: Split, slots: Slots, state: State, frees: bool = False, kernels: bool = False
-    ) -> None:
+    def __init__(self, split: Split, slots: Slots, state: State, frees: bool = False, kernels: bool = False) -> None:
         self.split = split
         self.slots = slots
         self.state = state

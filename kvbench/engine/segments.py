@@ -1,9 +1,8 @@
 """The decode step of a Qwen3 or Llama type model between its attentions, in five launches a layer.
 
 Norm and q, k, v; heads' norms and rotation; output projection and residual; norm, gate, up and SwiGLU; down projection and
-residual. Weights are the model's own tensors, not copies, so that what it holds is held once. Plain form: the model's `forward`;
-results differ from it in the last bits of its number type, since a norm is not rounded before its product. Imported only where
-Triton is.
+residual. Weights are the model's own tensors, not copies. Plain form: the model's `forward`; results differ from it in the last
+bits of its number type, since a norm is not rounded before its product. Imported only where Triton is.
 """
 
 from __future__ import annotations

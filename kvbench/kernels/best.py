@@ -14,7 +14,7 @@ from torch import Tensor
 _PART = 4096
 
 
-@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
+@triton.jit
 def _two(values, places):  # type: ignore[no-untyped-def]
     """Largest of a block, its place, and the next largest; places are different numbers."""
     NOWHERE: tl.constexpr = 2147483647

@@ -28,7 +28,7 @@ MEASURED: dict[tuple[int, int, int, bool], Blocks] = {}
 """Fastest blocks in bf16 by rows of x in a program, K, N and gate: `python -m benchmarks.decode --only tune` on an H200."""
 
 
-@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
+@triton.jit
 def _rounded(y, like):  # type: ignore[no-untyped-def]
     """To the number type of the model and back, as between two of its operations."""
     return y.to(like.dtype.element_ty).to(tl.float32)
@@ -180,7 +180,7 @@ def product(
             SIZE=size, NORM=norm, GATED=gated, ADD=add, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps,
         )  # fmt: skip
         return out
-    block_m = _height(rows)
+    block_m = height(rows)
     _few_rows[(triton.cdiv(outputs, block_n), triton.cdiv(rows, block_m))](
         x, gain, first, second, third, residual, out, *ends, outputs, rows, eps,
         # fp32 means fp32, as in the plain form.
@@ -200,7 +200,7 @@ def best_blocks(rows: int, size: int, outputs: int, gated: bool, width: int) -> 
         gated: two matrices are read side by side.
         width: bytes of a number.
     """
-    if (known := MEASURED.get((_height(rows), size, outputs, gated))) is not None and width == 2:
+    if (known := MEASURED.get((height(rows), size, outputs, gated))) is not None and width == 2:
         return known
     if rows == 1:
         along = max(64, min(1024 if outputs < 4096 else 512, triton.next_power_of_2(size)) * 2 // width)
@@ -212,7 +212,7 @@ def best_blocks(rows: int, size: int, outputs: int, gated: bool, width: int) -> 
     return (32 if wide else 16), along, 4, 4 if rows <= 32 else 3
 
 
-def _height(rows: int) -> int:
+def height(rows: int) -> int:
     """Rows of x that a program takes."""
     return 1 if rows == 1 else min(64, max(16, int(triton.next_power_of_2(rows))))
 

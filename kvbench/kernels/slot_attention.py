@@ -41,7 +41,9 @@ def _share(  # type: ignore[no-untyped-def]
     values += pair * capacity * DIM
     held += pair * capacity
     heads_before = (pair % heads) * GROUP
-    q = tl.load(query + row * query_row + (heads_before + g)[:, None] * query_head + d[None, :], mask=grouped, other=0.0)
+    q = tl.load(
+        query + row * query_row + (heads_before + g)[:, None] * query_head + d[None, :], mask=grouped, other=0.0
+    )
     best = tl.full([GROUP_PADDED], float("-inf"), tl.float32)
     weight = tl.zeros([GROUP_PADDED], tl.float32)
     acc = tl.zeros([GROUP_PADDED, DIM_PADDED], tl.float32)
@@ -89,9 +91,7 @@ def _together(  # type: ignore[no-untyped-def]
     best = tl.max(tops, 0)
     fading = tl.exp2(tops - best)
     weight = tl.sum(tl.load(total + head * SPLITS + s) * fading, 0)
-    part = tl.load(
-        parts + (head * SPLITS + s)[:, None] * DIM + d[None, :], mask=(d < DIM)[None, :], other=0.0
-    )
+    part = tl.load(parts + (head * SPLITS + s)[:, None] * DIM + d[None, :], mask=(d < DIM)[None, :], other=0.0)
     done = tl.sum(part * fading[:, None], 0) / weight
     tl.store(out + head * DIM + d, done.to(out.dtype.element_ty), mask=d < DIM)
     if LOGITS:
@@ -162,4 +162,4 @@ def attend(
 def _splits(pairs: int, capacity: int) -> int:
     """A power of two, so that there are enough programs and each has at least two blocks."""
     wanted = triton.next_power_of_2(triton.cdiv(_PROGRAMS, pairs))
-    return max(1, min(64, int(wanted), triton.next_power_of_2(capacity) // (2 * _BLOCK)))
+    return max(1, min(64, int(wanted), int(triton.next_power_of_2(capacity)) // (2 * _BLOCK)))

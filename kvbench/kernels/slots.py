@@ -90,7 +90,7 @@ def _enter(  # type: ignore[no-untyped-def]
         found = tl.where(better, place, found)
         oldest = tl.where(better, first, oldest)
         lowest = tl.where(better, least, lowest)
-    slot = tl.where(position < capacity, position, found.to(tl.int64))
+    slot = tl.where(position < capacity, position, found)
 
     d = tl.arange(0, DIM_PADDED)
     new_key = tl.load(key + row * key_row + head * key_head + d, mask=d < DIM)

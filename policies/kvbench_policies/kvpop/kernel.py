@@ -1,7 +1,7 @@
 """Triton kernels: the mLSTM scorer's decode step in two launches.
 
-The first multiplies the new and the leaving token of each row with the scorer's weights; the second updates the memory, reads it
-for the leaving token and scores it. Plain form: `DelayedState`, with `mlstm.step` and `KvpopScorer.readout`. Sums and the
+The first multiplies the new and the leaving token of each row with the scorer's weights; the second updates the memory, reads
+it for the leaving token and scores it. Plain form: `DelayedState`, with `mlstm.step` and `KvpopScorer.readout`. Sums and the
 memory's arithmetic are fp32 as there, whatever number type stores it.
 
 Shapes: R rows, H KV heads, D head dimension, O numbers that a token gives (z, -z, values, 1, gates; or z, -z, skip).
@@ -69,7 +69,7 @@ def _phi(given, FEATURES: tl.constexpr, PADDED: tl.constexpr, SIGNED: tl.constex
     return z / tl.sum(z, 0)
 
 
-@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
+@triton.jit
 def _log1p_exp(x):  # type: ignore[no-untyped-def]
     """log(1 + exp(x)) for x <= 0; by its series where the logarithm's own rounding would show."""
     e = tl.exp(x)
