@@ -151,11 +151,11 @@ class Engine:
         stop: Stop | None,
     ) -> Generation:
         device = self._loaded.device
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
         count = min(self._rows, len(requests))
         chosen = choose(setting, count, self._path if observer is None else "plain")
         setting = chosen.setting
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
         rows = Rows(setting, count, max(request.max_new for request in requests), sampling)
         auditor = Auditor(setting, rows)
         step = GraphedStep(rows, auditor) if chosen.captured else None

@@ -50,12 +50,13 @@ def _share(  # type: ignore[no-untyped-def]
     for start in range(begin, end, BLOCK):
         n = start + tl.arange(0, BLOCK)
         live = n < end
+        if HOLES:
+            # Keys and values of empty slots are not read.
+            live = live & (tl.load(held + n, mask=live, other=-1) >= 0)
         entry = n[:, None] * DIM + d[None, :]
         inside = live[:, None] & (d < DIM)[None, :]
         k = tl.load(keys + entry, mask=inside, other=0.0)
         v = tl.load(values + entry, mask=inside, other=0.0)
-        if HOLES:
-            live = live & (tl.load(held + n, mask=live, other=-1) >= 0)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * factor
         scores = tl.where(live[None, :], scores, float("-inf"))
         if LOGITS:
