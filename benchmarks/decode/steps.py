@@ -14,6 +14,7 @@ from benchmarks.decode.correctness import setting_of
 from benchmarks.decode.parts import PAPER, Emit, Row, fill_metadata
 from benchmarks.training.shapes import random_model
 from kvbench.core.policy import ObservedState, StaticState
+from kvbench.engine.compare import compare
 from kvbench.engine.graph import GraphedStep
 from kvbench.engine.path import with_kernels
 from kvbench.engine.requests import Request, Sampling
@@ -35,7 +36,7 @@ def measure(
     emit: Emit,
 ) -> None:
     """Emits a row for each policy, path and number of rows."""
-    loaded = random_model(shape, device, torch.bfloat16)
+    loaded = random_model(shape, device, torch.bfloat16 if device.type == "cuda" else torch.float32)
     with torch.inference_mode(), contact(loaded):
         for count in counts:
             for name in policies:
@@ -47,18 +48,16 @@ def measure(
                     if path != "graph":
                         setting = with_kernels(setting, count)
                     if path == "cache_kernels":
-                        setting = _without_segments(setting)
+                        setting = replace(setting, segments=None)
                     try:
+                        if setting.kernels:
+                            compare(setting, count)
                         emit({**_step(setting, count, speed, profiled), "path": path, "policy": name, "shape": shape})
                     except torch.OutOfMemoryError:
                         print(f"  {name}, {count} rows, {path}: out of memory", flush=True)
                     gc.collect()
                     if device.type == "cuda":
                         torch.cuda.empty_cache()
-
-
-def _without_segments(setting: Setting) -> Setting:
-    return replace(setting, segments=None)
 
 
 def _step(setting: Setting, count: int, speed: float, profiled: bool) -> Row:

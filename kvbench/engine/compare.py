@@ -22,7 +22,10 @@ _LONG = 45
 """Long-range slots of what is compared: no power of two."""
 
 _OFF = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
-"""Root mean square of a difference over that of what is compared, at most."""
+"""Root mean square of a difference over that of what is compared, at most, by the number type of the model."""
+
+_DEEP = 4
+"""Through a whole model, rounding grows by so much; what is wrong is off by about as much as it is large."""
 
 _SAME_SETS = 0.95
 """Share of rows and heads that drop the same token, at least: the last bits of a score may decide otherwise."""
@@ -60,7 +63,7 @@ def compare(setting: Setting, rows: int) -> None:
         ids = torch.randint(_vocabulary(small), (rows,), device=loaded.device, generator=random)
         segments = setting.segments
         found = decode(loaded, fast, ids, step) if segments is None else segments.decode(fast, ids, step)
-        _hold("logits", found, decode(loaded, plain, ids, step))
+        _hold("logits", found, decode(loaded, plain, ids, step), _DEEP * _OFF[loaded.dtype])
         lengths = lengths + 1
 
 
@@ -94,21 +97,21 @@ def _compare_layer(mine: Layer, theirs: Layer, step: Step, query_heads: int, ran
         raise KvbenchError(f"The decode kernels drop other tokens than the plain path in {int((~same).sum())} heads.")
     group = query_heads // heads
     at = same.repeat_interleave(group, 1)
-    _hold("attention", found[at], wanted[at])
+    noise = _OFF[slots.keys.dtype]
+    _hold("attention", found[at], wanted[at], noise)
     for name, one, other in zip(
         ("keys", "values", "positions", "priority", "recent"), mine.slots.tensors(), slots.tensors(), strict=True
     ):
         if name == "priority":
-            _hold(name, one[same], other[same])
+            _hold(name, one[same], other[same], noise)
         elif not torch.equal(one[same], other[same]):
             raise KvbenchError(f"The decode kernels write other {name} than the plain path.")
     for one, other in zip(mine.state.tensors(), theirs.state.tensors(), strict=True):
-        _hold("state", one, other)
+        _hold("state", one, other, noise)
 
 
-def _hold(what: str, found: Tensor, wanted: Tensor) -> None:
+def _hold(what: str, found: Tensor, wanted: Tensor, noise: float) -> None:
     """Refuses what is off by more than rounding; infinities have to agree."""
-    noise = _OFF[torch.bfloat16 if torch.bfloat16 in (found.dtype, wanted.dtype) else torch.float32]
     found, wanted = found.double(), wanted.double()
     finite = wanted.isfinite()
     size = wanted[finite].square().mean().sqrt().clamp(min=1e-9)

@@ -156,7 +156,7 @@ def product(
     Args:
         x: contiguous.
         weights: one to three contiguous matrices [N_i, K], whose results stand side by side, each but the last with a multiple
-            of 32 rows; or two of one shape if `gated`.
+            of 32 rows, so that no block lies across two; or two of one shape if `gated`.
         gain: of the RMSNorm that x goes through first [K]; none when left out.
         eps: of that norm.
         gated: silu of the first product times the second.
@@ -174,6 +174,8 @@ def product(
     norm, add = gain is not None, residual is not None
     gain, residual = (x if tensor is None else tensor for tensor in (gain, residual))
     block_n, block_k, warps, stages = blocks or best_blocks(rows, size, outputs, gated, x.element_size())
+    while not gated and any(count % block_n for count in sizes[:-1]):
+        block_n //= 2
     if rows == 1:
         _one_row[(triton.cdiv(outputs, block_n),)](
             x, gain, first, second, third, residual, out, *ends, outputs, eps,
