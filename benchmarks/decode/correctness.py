@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.training.shapes import random_model
-from kvbench.core.policy import Geometry, LearnedPolicy, PointwiseState, Split, State, StateRequest, Tokens
+from kvbench.core.policy import Geometry, LearnedPolicy, PointwiseState, Policy, Split, State, StateRequest, Tokens
 from kvbench.core.slots import Slots
 from kvbench.engine.compare import compare
 from kvbench.engine.generate import Engine
@@ -27,7 +26,12 @@ from kvbench.kernels.rotary import rotated
 from kvbench.kernels.skinny import product
 from kvbench.kernels.slot_attention import attend
 from kvbench.models.checkpoint import make_scorers
+from kvbench.models.source import LoadedModel
 from kvbench.plugins import load_registry
+from kvbench_policies.kvpop.policy import Kvpop
+
+PAPER = Kvpop(window=256, features=128, values=128, hidden=128, decay="learned", horizon=16384)
+"""As in the recipe qwen3-4b."""
 
 
 def number_types(device: str) -> tuple[torch.dtype, torch.dtype]:
@@ -248,8 +252,6 @@ def entering(device: str, large: bool) -> None:
 
 def scorer(device: str, large: bool) -> None:
     """State and priorities of the mLSTM scorer over many steps."""
-    from kvbench_policies.kvpop.policy import Kvpop
-
     small = Geometry(1, 4, 2, 12)
     cases: list[tuple[Kvpop, Geometry, int]] = [
         (Kvpop(window=3), small, 1),
@@ -262,8 +264,7 @@ def scorer(device: str, large: bool) -> None:
         (Kvpop(window=2, value_projection=False, features=4), Geometry(1, 2, 1, 16), 17),
     ]
     if large:
-        paper = Kvpop(window=256, features=128, values=128, hidden=128, decay="learned", horizon=16384)
-        cases += [(paper, Geometry(36, 32, 8, 128), rows) for rows in (1, 16, 64)]
+        cases += [(PAPER, Geometry(36, 32, 8, 128), rows) for rows in (1, 16, 64)]
     for policy, geometry, rows in cases:
         for dtype in number_types(device):
             module = policy.scorer(geometry).to(device).requires_grad_(False)
@@ -303,9 +304,10 @@ def steps(device: str, policy_name: str, shape: str, dtype: torch.dtype, rows: i
         compare(with_kernels(setting, rows), rows)
 
 
-def setting_of(policy_name: str, loaded: Any, budget: int, **changes: Any) -> Setting:
+def setting_of(policy: Policy | str, loaded: LoadedModel, budget: int) -> Setting:
     """A run of a policy with random scorers."""
-    policy = make_policy(load_registry().policy(policy_name), tuple(changes.items()))[0]
+    if isinstance(policy, str):
+        policy = make_policy(load_registry().policy(policy), ())[0]
     scorers = make_scorers(policy, loaded.geometry) if isinstance(policy, LearnedPolicy) else None
     if scorers is not None:
         scorers.to(loaded.device).requires_grad_(False)

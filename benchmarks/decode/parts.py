@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.decode.clock import replayed
+from benchmarks.decode.correctness import PAPER
 from benchmarks.training.shapes import configuration
 from kvbench.core.policy import Split, State, StateRequest, Tokens
 from kvbench.core.slots import Slots, victims
@@ -28,9 +29,6 @@ Emit = Callable[[Row], None]
 Told = Callable[[str, float, float | None, float], None]
 Kind = tuple[int, tuple[int, ...], bool]
 T = TypeVar("T")
-
-PAPER = {"window": 256, "features": 128, "values": 128, "hidden": 128, "decay": "learned", "horizon": 16384}
-"""Sizes of the recipe qwen3-4b."""
 
 _BEYOND_CACHE = 2**28
 """Bytes that the calls of one graph read together, so that none finds its own in the device's cache."""
@@ -209,9 +207,7 @@ def fill_metadata(slots: Slots) -> None:
 
 
 def _policy(shape: str, slots: int) -> tuple[Kvpop, Split]:
-    policy = Kvpop(window=256, features=128, values=128, hidden=128, decay="learned", horizon=16384)
-    if slots < 1000:
-        policy = Kvpop()
+    policy = PAPER if slots > 1000 else Kvpop()
     return policy, policy.split(slots, geometry_of(configuration(shape)))
 
 

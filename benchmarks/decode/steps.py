@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from benchmarks.decode.clock import events, replayed
-from benchmarks.decode.correctness import setting_of
-from benchmarks.decode.parts import PAPER, Emit, Row, fill_metadata
+from benchmarks.decode.correctness import PAPER, setting_of
+from benchmarks.decode.parts import Emit, Row, fill_metadata
 from benchmarks.training.shapes import random_model
+from kvbench.core.errors import KvbenchError
 from kvbench.core.policy import ObservedState, StaticState
 from kvbench.engine.compare import compare
 from kvbench.engine.graph import GraphedStep
@@ -41,23 +42,29 @@ def measure(
         for count in counts:
             for name in policies:
                 for path in paths:
-                    changes = (
-                        {key: str(value) for key, value in PAPER.items()} if name == "kvpop" and slots > 1000 else {}
-                    )
-                    setting = setting_of(name, loaded, slots, **changes)
+                    setting = setting_of(PAPER if name == "kvpop" and slots > 1000 else name, loaded, slots)
                     if path != "graph":
                         setting = with_kernels(setting, count)
                     if path == "cache_kernels":
                         setting = replace(setting, segments=None)
                     try:
-                        if setting.kernels:
-                            compare(setting, count)
-                        emit({**_step(setting, count, speed, profiled), "path": path, "policy": name, "shape": shape})
+                        right = not setting.kernels or _compared(setting, count)
+                        row = _step(setting, count, speed, profiled)
+                        emit({**row, "path": path, "policy": name, "shape": shape, "right": right})
                     except torch.OutOfMemoryError:
                         print(f"  {name}, {count} rows, {path}: out of memory", flush=True)
                     gc.collect()
                     if device.type == "cuda":
                         torch.cuda.empty_cache()
+
+
+def _compared(setting: Setting, count: int) -> bool:
+    try:
+        compare(setting, count)
+    except KvbenchError as error:
+        print(f"  WRONG: {error}", flush=True)
+        return False
+    return True
 
 
 def _step(setting: Setting, count: int, speed: float, profiled: bool) -> Row:
