@@ -24,7 +24,11 @@ def main() -> None:
     parser.add_argument("--shape", default="qwen3-4b", help="qwen3-4b, qwen3-8b, ref, small, or a config.json")
     parser.add_argument("--slots", type=int, default=4096, help="budget")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64], help="sequences side by side")
-    parser.add_argument("--policy", action="append", help="policies of the steps part; kvpop and streaming_llm without")
+    parser.add_argument(
+        "--policy",
+        action="append",
+        help="of the steps part; kvpop and streaming_llm without",
+    )
     parser.add_argument("--path", action="append", help="kernels, cache_kernels, graph; kernels without")
     parser.add_argument("--quick", action="store_true", help="five candidates of the tune part")
     parser.add_argument("--profile", action="store_true", help="kernels of each step by name")

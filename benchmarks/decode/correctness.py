@@ -20,15 +20,23 @@ from kvbench.engine.layer import Layer, Step
 from kvbench.engine.path import with_kernels
 from kvbench.engine.requests import Request
 from kvbench.engine.run import Setting, contact
-from kvbench.harness.choices import make_policy
 from kvbench.kernels.best import best_of
 from kvbench.kernels.rotary import rotated
 from kvbench.kernels.skinny import product
 from kvbench.kernels.slot_attention import attend
-from kvbench.models.checkpoint import make_scorers
 from kvbench.models.source import LoadedModel
-from kvbench.plugins import load_registry
+from kvbench_policies.dms.policy import Dms
+from kvbench_policies.full import Full
+from kvbench_policies.h2o import H2o
 from kvbench_policies.kvpop.policy import Kvpop
+from kvbench_policies.kvpop_mlp.policy import KvpopMlp
+from kvbench_policies.streaming_llm import StreamingLlm
+from kvbench_policies.tova import Tova
+from kvbench_policies.tova_head import TovaHead
+
+POLICIES: dict[str, Policy] = {
+    policy.name: policy for policy in (Full(), StreamingLlm(), Tova(), TovaHead(), H2o(), Dms(), Kvpop(), KvpopMlp())
+}
 
 PAPER = Kvpop(window=256, features=128, values=128, hidden=128, decay="learned", horizon=16384)
 """As in the recipe qwen3-4b."""
@@ -307,14 +315,18 @@ def steps(device: str, policy_name: str, shape: str, dtype: torch.dtype, rows: i
 def setting_of(policy: Policy | str, loaded: LoadedModel, budget: int) -> Setting:
     """A run of a policy with random scorers."""
     if isinstance(policy, str):
-        policy = make_policy(load_registry().policy(policy), ())[0]
-    scorers = make_scorers(policy, loaded.geometry) if isinstance(policy, LearnedPolicy) else None
-    if scorers is not None:
-        scorers.to(loaded.device).requires_grad_(False)
-        for parameter in scorers.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    split = policy.split(budget, loaded.geometry)
-    return Setting(loaded, policy, split, scorers, longest=budget, reference_length=2 * budget)
+        policy = POLICIES[policy]
+    geometry, scorers = loaded.geometry, nn.ModuleList()
+    for _ in range(geometry.layers if isinstance(policy, LearnedPolicy) else 0):
+        assert isinstance(policy, LearnedPolicy)
+        scorers.append(policy.scorer(geometry) or nn.Identity())
+    scorers.to(loaded.device).requires_grad_(False)
+    for parameter in scorers.parameters():
+        parameter.add_(0.3 * torch.randn_like(parameter))
+    split = policy.split(budget, geometry)
+    return Setting(
+        loaded, policy, split, scorers if len(scorers) else None, longest=budget, reference_length=2 * budget
+    )
 
 
 def generation(device: str, policy_name: str) -> None:
