@@ -39,6 +39,7 @@ def run(
     device: str = "auto",
     dtype: str = "auto",
     rows: int | None = None,
+    decode_path: str = "auto",
     threads: int | None = None,
     processes: int | None = 1,
 ) -> pd.DataFrame:
@@ -81,6 +82,7 @@ def run(
         device=device,
         dtype=dtype,
         rows="auto" if rows is None else str(rows),
+        decode_path=decode_path,
         threads=threads,
         processes="auto" if processes is None else str(processes),
         temperature=temperature,
