@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -25,18 +24,19 @@ STEPS_BESIDE = _WARM + _SPARE
 
 @dataclass(frozen=True)
 class Times:
-    """Median, quartiles and number of single times in milliseconds."""
+    """Median, quartiles, mean and number of single times in milliseconds."""
 
     median: float
     lo: float
     hi: float
+    mean: float
     n: int
 
     @classmethod
     def of(cls, times: list[float]) -> Times:
         """From single times."""
         lo, middle, hi = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
-        return cls(middle, lo, hi, len(times))
+        return cls(middle, lo, hi, statistics.fmean(times), len(times))
 
 
 def time_steps(step: Callable[[], bool], count: int, device: torch.device) -> Times:
@@ -91,19 +91,6 @@ def synchronize(device: torch.device) -> None:
     """Wait for everything that was launched."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def clear(device: torch.device) -> None:
-    """Give back what is unused and start the record of the peak anew."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def peak(device: torch.device) -> int | None:
-    """Most bytes allocated since `clear`; None where nobody keeps count."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 class _Mark:

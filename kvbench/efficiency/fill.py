@@ -27,7 +27,8 @@ def fill(rows: Rows, length: int, further: int, heads: Sequence[Sequence[int]] |
     for layer in rows.layers:
         _fill_layer(layer, length, next(managed) if layer.frees else None)
     count = len(rows.ids)
-    request = Request((0,) * length, further)
+    # The token that `seat` draws is one of the request's own.
+    request = Request((0,) * length, further + 1)
     # Whatever the logits say: the first token of the vocabulary is fed next.
     logits = torch.zeros(count, rows.setting.loaded.model.config.vocab_size, device=rows.ids.device)
     seeds = torch.arange(count, device=rows.ids.device)

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from kvbench.core.policy import Policy, Split, kept_share
-from kvbench.efficiency.clock import STEPS_BESIDE, Times, clear, peak, time_calls, time_steps
+from kvbench.efficiency.clock import STEPS_BESIDE, Times, time_calls, time_steps
 from kvbench.efficiency.fill import fill
 from kvbench.efficiency.heads import head_lengths
+from kvbench.efficiency.memory import clear, one_error, peak
 from kvbench.efficiency.record import EfficiencyCell, Figures
 from kvbench.efficiency.traffic import Held, Moved, entries, held, moved
 from kvbench.engine.audit import Auditor
@@ -82,15 +83,15 @@ def further(cell: EfficiencyCell) -> int:
     return cell.steps + STEPS_BESIDE
 
 
-def measure(subject: Subject, cell: EfficiencyCell, batch: int, bandwidth: float) -> Figures:
-    """Times the steps of `batch` rows up to the cell's length.
+def measure(subject: Subject, cell: EfficiencyCell, batch: int, bandwidth: float, *, reads: bool = True) -> Figures:
+    """Times the steps of `batch` rows up to the cell's length, and the reading of their prompts unless `reads` is false.
 
     Raises:
         KvbenchError: the policy cannot run so; torch.OutOfMemoryError: there is no room.
     """
     loaded, setting = subject.loaded, subject.setting(cell)
     device = loaded.device
-    with torch.inference_mode(), contact(loaded):
+    with one_error(), torch.inference_mode(), contact(loaded):
         clear(device)
         rows = Rows(setting, batch, further(cell) + 1, Sampling())
         auditor = Auditor(setting, rows)
@@ -103,7 +104,7 @@ def measure(subject: Subject, cell: EfficiencyCell, batch: int, bandwidth: float
         retained, path = entries(rows.layers), step.path
         del rows, auditor, step
         clear(device)
-        reading, reading_peak, notes = _time_prefill(setting, cell, batch)
+        reading, reading_peak, notes = _time_prefill(setting, cell, batch) if reads else (None, None, ())
     generation = _area([(length, one.median) for length, one in curve.items()])
     return Figures(
         path=path,
@@ -112,7 +113,7 @@ def measure(subject: Subject, cell: EfficiencyCell, batch: int, bandwidth: float
         entries=retained,
         **step_figures(times, batch, moving, bandwidth),
         **memory_figures(there, top),
-        prefill_ms=None if reading is None else reading.median,
+        prefill_ms=reading,
         prefill="exact" if subject.policy.static or cell.prompt_length <= setting.capacity else "chunked",
         prefill_peak=reading_peak,
         curve=tuple((length, one.median) for length, one in curve.items()),
@@ -180,7 +181,7 @@ def memory_figures(there: Held, top: int | None) -> dict[str, Any]:
 
 def _time_prefill(
     setting: Setting, cell: EfficiencyCell, batch: int
-) -> tuple[Times | None, int | None, tuple[str, ...]]:
+) -> tuple[float | None, int | None, tuple[str, ...]]:
     """Time of reading the prompts of all rows, as many at once as the engine would read, and the peak of it."""
     device, size = setting.loaded.device, cell.prompt_length
     if not setting.policy.evicts:
@@ -195,8 +196,7 @@ def _time_prefill(
         times = time_calls(lambda: prefill(setting, setting.layers(count, seeds), prompts), _PREFILLS, device)
     except torch.OutOfMemoryError:
         return None, None, (f"reading {count} prompts of {size} tokens ran out of memory",)
-    calls = batch / count
-    return Times(times.median * calls, times.lo * calls, times.hi * calls, times.n), peak(device), ()
+    return times.median * batch / count, peak(device), ()
 
 
 def _area(points: Sequence[tuple[int, float]]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -119,8 +120,6 @@ def _policy_table(name: str) -> dict[str, Any]:
     return table
 
 
-def command_line(arguments: Sequence[str]) -> str:
+def command_line(arguments: Sequence[str], program: str = "kvbench") -> str:
     """The command as somebody could type it again."""
-    import shlex
-
-    return shlex.join(["kvbench", *arguments])
+    return shlex.join([program, *arguments])

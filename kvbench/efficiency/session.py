@@ -11,10 +11,11 @@ from transformers.utils.logging import disable_progress_bar
 
 from kvbench.core.errors import KvbenchError
 from kvbench.core.policy import LearnedPolicy, Policy
-from kvbench.efficiency.clock import bandwidth, clear
+from kvbench.efficiency.clock import bandwidth
 from kvbench.efficiency.heads import measured_heads
 from kvbench.efficiency.largest import largest_batch, room
 from kvbench.efficiency.measure import Subject, measure
+from kvbench.efficiency.memory import clear, one_error
 from kvbench.efficiency.options import CheckedEfficiency
 from kvbench.efficiency.plan import BASELINE, Choice, Planned, make_plan
 from kvbench.efficiency.record import EfficiencyCell, EfficiencyResult, Figures
@@ -167,7 +168,7 @@ def _largest(session: EfficiencySession, subject: Subject, cell: EfficiencyCell)
     device = session.loaded.device
     clear(device)
     there = room(device, cell.memory_limit)
-    with torch.inference_mode():
+    with one_error(), torch.inference_mode():
         layers = subject.setting(cell).layers(1, torch.zeros(1, dtype=torch.int64, device=device))
         one = held(session.loaded.model, layers, subject.scorers)
         del layers
@@ -191,7 +192,9 @@ def _with_scoring(session: EfficiencySession, cell: EfficiencyCell, figures: Fig
     if place not in session.baselines:
         twin = replace(cell, policy=BASELINE, slots=figures.capacity, points=1)
         try:
-            found = measure(Subject(session.loaded, session.baseline), twin, figures.batch, session.bandwidth)
+            found = measure(
+                Subject(session.loaded, session.baseline), twin, figures.batch, session.bandwidth, reads=False
+            )
         except torch.OutOfMemoryError:
             return replace(figures, notes=(*figures.notes, f"{BASELINE} in as many slots ran out of memory"))
         session.baselines[place] = found.ms_per_step

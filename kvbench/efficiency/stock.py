@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvbench.efficiency.clock import STEPS_BESIDE, Times, clear, peak, time_calls, time_steps
+from kvbench.efficiency.clock import STEPS_BESIDE, Times, time_calls, time_steps
 from kvbench.efficiency.measure import memory_figures, step_figures
+from kvbench.efficiency.memory import clear, one_error, peak
 from kvbench.efficiency.record import EfficiencyCell, Figures
 from kvbench.efficiency.traffic import Held, Moved, weights_held, weights_read
 from kvbench.engine.audit import bytes_of
@@ -65,7 +66,7 @@ def measure_stock(loaded: LoadedModel, cell: EfficiencyCell, batch: int, bandwid
         torch.OutOfMemoryError: there is no room.
     """
     device = loaded.device
-    with torch.inference_mode():
+    with one_error(), torch.inference_mode():
         clear(device)
         start = cell.gen_length - cell.steps - STEPS_BESIDE
         cache = filled_cache(loaded, batch, start)

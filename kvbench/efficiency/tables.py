@@ -24,7 +24,7 @@ _WIDTH_WITHOUT_TERMINAL = 150
 
 _LEGEND = (
     "ms/step: median [quartiles] of a decode step of all rows; floor: bytes that it has to move over the measured bandwidth",
-    "scoring: what the policy adds to streaming_llm in as many slots; vs dense: time of full at that length and batch over its own",
+    "scoring: what the policy adds to streaming_llm in as many slots; vs dense: full's time over its own",
     "peak: while steps run; workspace: the peak less everything that is counted; KV, metadata, state: of all rows together",
 )
 

@@ -6,8 +6,9 @@ import time
 
 import torch
 
-from kvbench.efficiency.clock import clear, synchronize
+from kvbench.efficiency.clock import synchronize
 from kvbench.efficiency.measure import Subject
+from kvbench.efficiency.memory import clear, one_error
 from kvbench.efficiency.record import EfficiencyCell
 from kvbench.engine.audit import Auditor
 from kvbench.engine.graph import decode_step
@@ -31,7 +32,7 @@ def generate_whole(subject: Subject, cell: EfficiencyCell, batch: int) -> tuple[
     device, setting = subject.loaded.device, subject.setting(cell)
     size = min(_PROMPT, cell.gen_length - 1, setting.capacity)
     count = cell.gen_length - size
-    with torch.inference_mode(), contact(subject.loaded):
+    with one_error(), torch.inference_mode(), contact(subject.loaded):
         clear(device)
         rows = Rows(setting, batch, count + 1, Sampling())
         prompts = torch.zeros(batch, size, dtype=torch.int64, device=device)
