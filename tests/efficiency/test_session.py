@@ -25,7 +25,7 @@ Checked = Callable[..., CheckedEfficiency]
 @pytest.fixture(autouse=True)
 def known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measuring it takes half a second every time."""
-    monkeypatch.setattr(session_module, "bandwidth", lambda device: SPEED)
+    monkeypatch.setattr(session_module, "bandwidth", lambda _: SPEED)
 
 
 def run(checked: CheckedEfficiency) -> list[EfficiencyResult]:
