@@ -4,7 +4,7 @@ kvpress needs an older transformers than kvbench, so it lives in an environment 
 requirements beside it:
 
     python -m venv kvpress && . kvpress/bin/activate
-    pip install kvpress==0.5.5 "transformers<5.3" && pip install --no-deps . && pip install rich typer pluggy platformdirs
+    pip install kvpress==0.5.5 "transformers<5.3" && pip install --no-deps . && pip install pluggy
     python benchmarks/kvpress_decode.py --shape qwen3-4b --press streaming_llm --press knorm --slots 4096 --batch 1 --out rows
 
 Written from kvpress' public documentation: a `DecodingPress` compresses the cache to `target_size` entries every

@@ -79,9 +79,12 @@ def _sections(rows: Sequence[EfficiencyResult]) -> list[tuple[str, list[Efficien
     found: dict[str, list[EfficiencyResult]] = {}
     for row in rows:
         cell = row.cell
-        title = f"{cell.model}, {cell.weights} weights, {cell.dtype} on {cell.device_name}, {cell.steps} steps"
+        title = f"{cell.model}, {cell.weights} weights, {cell.dtype} on {cell.device_name}"
         found.setdefault(title, []).append(row)
-    return list(found.items())
+    return [
+        (f"{title}, medians of at least {min(row.cell.steps for row in members)} steps", members)
+        for title, members in found.items()
+    ]
 
 
 def _grids(rows: Sequence[EfficiencyResult]) -> list[_Grid]:

@@ -39,7 +39,7 @@ def test_rows_that_differ_in_the_length_are_one_line() -> None:
 def test_text_and_markdown_say_the_same() -> None:
     text, markdown = render(ROWS), render(ROWS, "md")
     for shown in (text, markdown):
-        assert "tiny, random weights, float32 on abacus, 3 steps" in shown
+        assert "tiny, random weights, float32 on abacus, medians of at least 3 steps" in shown
         assert "2.000 [1.900, 2.200]" in shown
         assert "1.67" in shown  # dense takes 5 milliseconds at 300, kvpop 3
         assert "full length 32 batch 1: out of memory: it is full" in shown
