@@ -14,7 +14,6 @@ from kvbench.core.errors import KvbenchError
 from kvbench.harness.options import Checked, RunOptions, check
 from kvbench.plugins import Registry
 
-DEFAULT_GEN_LEN = 16384
 DEFAULT_BATCH = 1
 DEFAULT_STEPS = 30
 DEFAULT_PROMPT = 1024
