@@ -45,12 +45,15 @@ class Rows:
         self._host_lengths = [0] * count
 
     def seat(
-        self, who: Sequence[tuple[int, int, Request]], layers: Sequence[Layer], logits: Tensor, seeds: Tensor
+        self, who: Sequence[tuple[int, int, Request]], layers: Sequence[Layer] | None, logits: Tensor, seeds: Tensor
     ) -> None:
-        """Puts requests with freshly read prompts into rows: (row, index of the request, request), same order as `layers`."""
+        """Puts requests with freshly read prompts into rows: (row, index of the request, request), same order as `layers`.
+
+        Without `layers`, the rows' own hold the prompts already.
+        """
         device = self.ids.device
         index = torch.tensor([row for row, _, _ in who], device=device)
-        for mine, fresh in zip(self.layers, layers, strict=True):
+        for mine, fresh in zip(self.layers, layers, strict=True) if layers is not None else ():
             mine.adopt(index, fresh)
         size = len(who[0][2].prompt)
         self._seeds.index_copy_(0, index, seeds)
