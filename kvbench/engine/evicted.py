@@ -1,0 +1,272 @@
+"""The cache that transformers' `generate` carries from call to call under `kvbench.evict`.
+
+It stores no keys and values in transformers' sense: `update` hands the new tokens on to the attention function, which calls
+`attend` here, and that reads and writes slots. A batch may be padded on the left: padding enters no slot, and each row has
+its own length and positions, so that a row's slots do not depend on what shares its batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from kvbench.core.errors import KvbenchError
+from kvbench.core.policy import Split
+from kvbench.engine.audit import check_charged_state
+from kvbench.engine.layer import Layer, Step
+from kvbench.engine.run import Setting, check_shapes
+from kvbench.models.source import sliding_windows
+
+_ROOM = 1024
+"""Slots that are added at once where every token has its own."""
+
+
+class EvictedCache(Cache):
+    """Slots of a batch of sequences, with the face of a transformers cache.
+
+    Args:
+        setting: model, policy and budget.
+        seed: random stream of every row.
+    """
+
+    def __init__(self, setting: Setting, seed: int) -> None:
+        super().__init__(layers=[])
+        self._setting = setting
+        self._seed = seed
+        self._layers: list[Layer] = []
+        self._windows = sliding_windows(setting.loaded.model.config)
+        self._columns = 0
+        self._lengths: list[int] = []
+        self._reading: list[int] = []
+        self._steps: list[tuple[Step, Tensor | None]] = []
+        self._awaited: set[int] = set()
+
+    @property
+    def tokens_seen(self) -> tuple[int, ...]:
+        """Tokens that each row has read, padding not counted."""
+        return tuple(self._lengths)
+
+    @property
+    def positions(self) -> tuple[Tensor, ...]:
+        """Positions that each layer with a policy holds [R, H, B], int32, negative where a slot is empty."""
+        return tuple(layer.slots.positions.clone() for layer in self._managed())
+
+    @property
+    def bytes_held(self) -> int:
+        """Bytes of all slots with their metadata and of the policy's state, those of sliding-window layers included."""
+        return sum(tensor.nbytes for layer in self._layers for tensor in layer.tensors())
+
+    def feed(self, rows: int, columns: int, mask: Tensor | None) -> Tensor:
+        """Announces the tokens of the next model call; returns their positions [R, T], 0 for padding.
+
+        Args:
+            rows: sequences in the batch.
+            columns: tokens a row, padding included (T).
+            mask: [R, any number of earlier columns + T], zero at padding; None without padding.
+
+        Raises:
+            KvbenchError: padding that is not on the left, another number of rows, or an earlier call that failed half-way.
+        """
+        if self._awaited:
+            raise KvbenchError("The last model call with this cache failed half-way; start the sequence again.")
+        if self._lengths and rows != len(self._lengths):
+            raise KvbenchError(
+                f"This cache holds {len(self._lengths)} sequences; a call with {rows} cannot go on with it."
+            )
+        counts = [columns] * rows if mask is None else _counts(mask, rows, columns)
+        starts, device = self._lengths or [0] * rows, self._setting.loaded.device
+        column = torch.arange(columns, device=device)
+        shift = torch.tensor(
+            [start + count - columns for start, count in zip(starts, counts, strict=True)], device=device
+        )
+        positions = column + shift[:, None]
+        padding = columns - torch.tensor(counts, device=device)
+        if self._lengths:
+            self._steps = list(_steps(starts, counts, columns, device))
+        else:
+            self._reading = counts
+        self._lengths = [start + count for start, count in zip(starts, counts, strict=True)]
+        self._awaited = set(range(len(self._windows)))
+        return positions.masked_fill(column < padding[:, None], 0)
+
+    @torch.no_grad()
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """The attention function's part: query [R, Hq, T, D], key and value [R, H, T, D] -> output [R, Hq, T, D]."""
+        self._expect(layer)
+        if not self._layers:
+            self._make(key)
+        self._awaited.remove(layer)
+        mine = self._layers[layer]
+        check_shapes(layer, mine.slots, key, value)
+        if self._reading:
+            out = self._read(layer, query, key, value, scale)
+        else:
+            self._grow(layer)
+            pieces = [
+                _decode(mine, step, idle, *(x[:, :, column : column + 1] for x in (query, key, value)), scale)
+                for column, (step, idle) in enumerate(self._steps)
+            ]
+            out = torch.cat(pieces, 2) if len(pieces) > 1 else pieces[0]
+        if not self._awaited:
+            self._reading = []
+        return out
+
+    def _make(self, key: Tensor) -> None:
+        """Layers of the type and on the device that keys turn out to have, which is not always the model's."""
+        setting = replace(self._setting, loaded=replace(self._setting.loaded, device=key.device, dtype=key.dtype))
+        if self._unbounded:
+            longest = max(self._lengths) + _ROOM
+            split = setting.split if setting.policy.evicts else Split(slots=longest, sinks=0, window=1)
+            setting = replace(setting, split=split, longest=longest)
+        self._setting = setting
+        # A batch that starts under inference_mode may go on outside of it.
+        with torch.inference_mode(mode=False):
+            self._layers = setting.layers(len(self._lengths), self._seeds(len(self._lengths)))
+        check_charged_state(self._managed(), setting.policy)
+
+    def _read(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """A batch of prompts, padded on the left, into fresh slots; zeros where there is padding."""
+        mine, managed = self._layers[layer], self._windows[layer] is None
+        alone = managed and self._setting.policy.needs_attention
+        groups = list(_groups(self._reading, alone))
+        if groups == [(query.shape[2], list(range(len(query))))]:
+            return self._enter(mine, managed, query, key, value, scale)
+        out = torch.zeros_like(query)
+        for size, rows in groups:
+            index = torch.tensor(rows, device=query.device)
+            fresh = self._setting.layer(layer, len(rows), self._seeds(len(rows)))
+            tokens = (x[index, :, x.shape[2] - size :] for x in (query, key, value))
+            out[index, :, query.shape[2] - size :] = self._enter(fresh, managed, *tokens, scale)
+            mine.adopt(index, fresh)
+        return out
+
+    def _enter(self, layer: Layer, managed: bool, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Prompts of equal length, in the pieces in which the engine reads them."""
+        if not managed:
+            return layer.prefill(query, key, value, scale)
+        pieces = []
+        for start, stop in self._setting.chunks(query.shape[2]):
+            chunk = (x[:, :, start:stop] for x in (query, key, value))
+            pieces.append(layer.extend(*chunk, scale, start) if start else layer.prefill(*chunk, scale))
+        return torch.cat(pieces, 2) if len(pieces) > 1 else pieces[0]
+
+    def _grow(self, layer: int) -> None:
+        longest, slots = self._steps[-1][0].longest, self._layers[layer].slots
+        if self._unbounded and self._windows[layer] is None and longest > slots.capacity:
+            slots.grow(longest + _ROOM)
+
+    @property
+    def _unbounded(self) -> bool:
+        return not (self._setting.policy.evicts and self._setting.policy.hard_budget)
+
+    def _managed(self) -> list[Layer]:
+        return [layer for layer, window in zip(self._layers, self._windows, strict=False) if window is None]
+
+    def _seeds(self, rows: int) -> Tensor:
+        return torch.full((rows,), self._seed, dtype=torch.int64, device=self._setting.loaded.device)
+
+    def _expect(self, layer: int) -> None:
+        if layer not in self._awaited:
+            raise KvbenchError(
+                "This cache works only inside the kvbench.evict context that made it, with the model of that context."
+            )
+
+    # What transformers asks of a cache.
+
+    @property
+    def is_linear(self) -> list[bool]:
+        return [False]
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """The new tokens as they came."""
+        self._expect(layer_idx)
+        if layer_idx == 0:
+            self._columns += key_states.shape[2]
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens that a row has been fed, padding included."""
+        return self._columns
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return query_length, 0
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        return -1
+
+    def reorder_cache(self, beam_idx: Tensor) -> NoReturn:
+        raise KvbenchError("Beam search is not supported under kvbench.evict: leave num_beams at 1.")
+
+    def crop(self, tokens_to_remove: int) -> NoReturn:
+        raise KvbenchError(
+            "Assisted generation is not supported under kvbench.evict, since evicted tokens do not come back: "
+            "leave out assistant_model and prompt_lookup_num_tokens."
+        )
+
+    def reset(self) -> NoReturn:
+        raise KvbenchError("A cache of kvbench.evict is not emptied: a model call without a cache starts a fresh one.")
+
+    def batch_repeat_interleave(self, repeats: int) -> NoReturn:
+        raise KvbenchError("Sequences of a kvbench.evict cache cannot be repeated: start with as many as are needed.")
+
+    def batch_select_indices(self, indices: Tensor) -> NoReturn:
+        raise KvbenchError("Sequences of a kvbench.evict cache cannot be taken out: all of them go on together.")
+
+
+def _counts(mask: Tensor, rows: int, columns: int) -> list[int]:
+    """Tokens of each row among the last `columns` columns of a padding mask."""
+    if mask.dim() != 2 or mask.shape[0] != rows or mask.shape[1] < columns:
+        raise KvbenchError(
+            f"An attention mask of shape {tuple(mask.shape)} came with {rows} sequences of {columns} tokens; "
+            "kvbench.evict takes [sequences, tokens], zero at padding, or none."
+        )
+    real = mask[:, mask.shape[1] - columns :] != 0
+    late = (real[:, :-1] & ~real[:, 1:]).any(-1)
+    numbers: list[list[int]] = torch.stack([real.sum(-1), late.long()]).tolist()
+    counts, padded = numbers
+    if any(padded):
+        raise KvbenchError(
+            f"Sequence {padded.index(1)} has padding after a token; pad on the left (tokenizer.padding_side = 'left')."
+        )
+    return counts
+
+
+def _groups(counts: Sequence[int], alone: bool) -> Iterator[tuple[int, list[int]]]:
+    """(tokens, rows) of rows of equal length, or of each row by itself; rows without a token are left out."""
+    groups: dict[int, list[int]] = {}
+    for row, count in enumerate(counts):
+        groups.setdefault(count, []).append(row)
+    for count, rows in groups.items():
+        if count:
+            yield from ((count, [row]) for row in rows) if alone else [(count, rows)]
+
+
+def _steps(
+    starts: Sequence[int], counts: Sequence[int], columns: int, device: torch.device
+) -> Iterator[tuple[Step, Tensor | None]]:
+    """For each column the decode step of all rows, and the rows for which it is padding (None without any)."""
+    seen = list(starts)
+    for column in range(columns):
+        idle = [row for row, count in enumerate(counts) if column < columns - count]
+        step = Step(torch.tensor(seen, device=device), min(seen) + 1, max(seen) + 1)
+        yield step, torch.tensor(idle, device=device) if idle else None
+        seen = [length + (row not in idle) for row, length in enumerate(seen)]
+
+
+def _decode(
+    layer: Layer, step: Step, idle: Tensor | None, query: Tensor, key: Tensor, value: Tensor, scale: float
+) -> Tensor:
+    """One column; rows for which it is padding go through it too, and get back what they held."""
+    held = [] if idle is None else [tensor[idle] for tensor in layer.tensors()]
+    out = layer.decode(query, key, value, scale, step)
+    if idle is not None:
+        for tensor, before in zip(layer.tensors(), held, strict=True):
+            tensor.index_copy_(0, idle, before)
+    return out
