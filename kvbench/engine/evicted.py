@@ -1,8 +1,8 @@
 """The cache that transformers' `generate` carries from call to call under `kvbench.evict`.
 
 It stores no keys and values in transformers' sense: `update` hands the new tokens on to the attention function, which calls
-`attend` here, and that reads and writes slots. A batch may be padded on the left: padding enters no slot, and each row has
-its own length and positions, so that a row's slots do not depend on what shares its batch.
+`attend` here, and that reads and writes slots. A batch may be padded: padding enters no slot, and each row has its own
+length and positions, so that a row's slots do not depend on what shares its batch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class EvictedCache(Cache):
         self._windows = sliding_windows(setting.loaded.model.config)
         self._columns = 0
         self._lengths: list[int] = []
-        self._reading: list[int] = []
+        self._reading = False
+        self._groups: list[tuple[Tensor, Tensor]] = []
         self._steps: list[tuple[Step, Tensor | None]] = []
         self._awaited: set[int] = set()
 
@@ -70,7 +71,7 @@ class EvictedCache(Cache):
             mask: [R, any number of earlier columns + T], zero at padding; None without padding.
 
         Raises:
-            KvbenchError: padding that is not on the left, another number of rows, or an earlier call that failed half-way.
+            KvbenchError: padding at the end, another number of rows, or an earlier call that failed half-way.
         """
         if self._awaited:
             raise KvbenchError("The last model call with this cache failed half-way; start the sequence again.")
@@ -78,21 +79,22 @@ class EvictedCache(Cache):
             raise KvbenchError(
                 f"This cache holds {len(self._lengths)} sequences; a call with {rows} cannot go on with it."
             )
-        counts = [columns] * rows if mask is None else _counts(mask, rows, columns)
         starts, device = self._lengths or [0] * rows, self._setting.loaded.device
-        column = torch.arange(columns, device=device)
-        shift = torch.tensor(
-            [start + count - columns for start, count in zip(starts, counts, strict=True)], device=device
+        real = (
+            torch.ones(rows, columns, dtype=torch.bool, device=device) if mask is None else _real(mask, rows, columns)
         )
-        positions = column + shift[:, None]
-        padding = columns - torch.tensor(counts, device=device)
-        if self._lengths:
-            self._steps = list(_steps(starts, counts, columns, device))
+        counts = [columns] * rows if mask is None else _counts(real)
+        self._reading = not self._lengths
+        if self._reading:
+            self._groups = list(_groups(real, counts, alone=self._setting.policy.needs_attention))
         else:
-            self._reading = counts
+            self._steps = list(
+                _steps(starts, real.tolist() if sum(counts) < rows * columns else [[True] * columns] * rows, device)
+            )
         self._lengths = [start + count for start, count in zip(starts, counts, strict=True)]
         self._awaited = set(range(len(self._windows)))
-        return positions.masked_fill(column < padding[:, None], 0)
+        before = torch.tensor(starts, device=device)[:, None]
+        return (before + real.cumsum(-1) - 1).masked_fill(~real, 0)
 
     @torch.no_grad()
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
@@ -111,9 +113,7 @@ class EvictedCache(Cache):
                 _decode(mine, step, idle, *(x[:, :, column : column + 1] for x in (query, key, value)), scale)
                 for column, (step, idle) in enumerate(self._steps)
             ]
-            out = torch.cat(pieces, 2) if len(pieces) > 1 else pieces[0]
-        if not self._awaited:
-            self._reading = []
+            out = torch.cat(pieces, 2)
         return out
 
     def _make(self, key: Tensor) -> None:
@@ -130,30 +130,26 @@ class EvictedCache(Cache):
         check_charged_state(self._managed(), setting.policy)
 
     def _read(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """A batch of prompts, padded on the left, into fresh slots; zeros where there is padding."""
-        mine, managed = self._layers[layer], self._windows[layer] is None
-        alone = managed and self._setting.policy.needs_attention
-        groups = list(_groups(self._reading, alone))
-        if groups == [(query.shape[2], list(range(len(query))))]:
-            return self._enter(mine, managed, query, key, value, scale)
+        """A batch of prompts into fresh slots; zeros where there is padding."""
+        if len(self._groups) == 1 and self._groups[0][1].numel() == len(query) * query.shape[2]:
+            return self._enter(layer, self._layers[layer], query, key, value, scale)
         out = torch.zeros_like(query)
-        for size, rows in groups:
-            index = torch.tensor(rows, device=query.device)
+        for rows, columns in self._groups:
             fresh = self._setting.layer(layer, len(rows), self._seeds(len(rows)))
-            tokens = (x[index, :, x.shape[2] - size :] for x in (query, key, value))
-            out[index, :, query.shape[2] - size :] = self._enter(fresh, managed, *tokens, scale)
-            mine.adopt(index, fresh)
+            tokens = (x[rows[:, None], :, columns].transpose(1, 2) for x in (query, key, value))
+            out[rows[:, None], :, columns] = self._enter(layer, fresh, *tokens, scale).transpose(1, 2)
+            self._layers[layer].adopt(rows, fresh)
         return out
 
-    def _enter(self, layer: Layer, managed: bool, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def _enter(self, index: int, layer: Layer, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Prompts of equal length, in the pieces in which the engine reads them."""
-        if not managed:
+        if self._windows[index] is not None:
             return layer.prefill(query, key, value, scale)
         pieces = []
         for start, stop in self._setting.chunks(query.shape[2]):
             chunk = (x[:, :, start:stop] for x in (query, key, value))
             pieces.append(layer.extend(*chunk, scale, start) if start else layer.prefill(*chunk, scale))
-        return torch.cat(pieces, 2) if len(pieces) > 1 else pieces[0]
+        return torch.cat(pieces, 2)
 
     def _grow(self, layer: int) -> None:
         longest, slots = self._steps[-1][0].longest, self._layers[layer].slots
@@ -173,7 +169,7 @@ class EvictedCache(Cache):
     def _expect(self, layer: int) -> None:
         if layer not in self._awaited:
             raise KvbenchError(
-                "This cache works only inside the kvbench.evict context that made it, with the model of that context."
+                "A cache of kvbench.evict works only inside the context that made it, with the model of that context."
             )
 
     # What transformers asks of a cache.
@@ -220,44 +216,45 @@ class EvictedCache(Cache):
         raise KvbenchError("Sequences of a kvbench.evict cache cannot be taken out: all of them go on together.")
 
 
-def _counts(mask: Tensor, rows: int, columns: int) -> list[int]:
-    """Tokens of each row among the last `columns` columns of a padding mask."""
+def _real(mask: Tensor, rows: int, columns: int) -> Tensor:
+    """Where the last `columns` columns of an attention mask are tokens [R, T], bool."""
     if mask.dim() != 2 or mask.shape[0] != rows or mask.shape[1] < columns:
         raise KvbenchError(
             f"An attention mask of shape {tuple(mask.shape)} came with {rows} sequences of {columns} tokens; "
             "kvbench.evict takes [sequences, tokens], zero at padding, or none."
         )
-    real = mask[:, mask.shape[1] - columns :] != 0
-    late = (real[:, :-1] & ~real[:, 1:]).any(-1)
-    numbers: list[list[int]] = torch.stack([real.sum(-1), late.long()]).tolist()
-    counts, padded = numbers
-    if any(padded):
-        raise KvbenchError(
-            f"Sequence {padded.index(1)} has padding after a token; pad on the left (tokenizer.padding_side = 'left')."
-        )
-    return counts
+    return mask[:, mask.shape[1] - columns :] != 0
 
 
-def _groups(counts: Sequence[int], alone: bool) -> Iterator[tuple[int, list[int]]]:
-    """(tokens, rows) of rows of equal length, or of each row by itself; rows without a token are left out."""
-    groups: dict[int, list[int]] = {}
+def _counts(real: Tensor) -> list[int]:
+    """Tokens of each row."""
+    numbers: list[list[int]] = torch.stack([real.sum(-1), real[:, -1]]).tolist()
+    for row, (count, last) in enumerate(zip(*numbers, strict=True)):
+        if count and not last:
+            raise KvbenchError(f"Sequence {row} ends with padding; pad on the left (tokenizer.padding_side = 'left').")
+    return numbers[0]
+
+
+def _groups(real: Tensor, counts: Sequence[int], alone: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    """(rows [g], columns of their tokens [g, n]) of rows of equal length, or of each row by itself; only rows with tokens."""
+    groups: dict[tuple[int, int], list[int]] = {}
     for row, count in enumerate(counts):
-        groups.setdefault(count, []).append(row)
-    for count, rows in groups.items():
+        groups.setdefault((count, row if alone else 0), []).append(row)
+    for (count, _), rows in groups.items():
         if count:
-            yield from ((count, [row]) for row in rows) if alone else [(count, rows)]
+            yield torch.tensor(rows, device=real.device), real[rows].nonzero()[:, 1].view(len(rows), count)
 
 
 def _steps(
-    starts: Sequence[int], counts: Sequence[int], columns: int, device: torch.device
+    starts: Sequence[int], real: Sequence[Sequence[bool]], device: torch.device
 ) -> Iterator[tuple[Step, Tensor | None]]:
     """For each column the decode step of all rows, and the rows for which it is padding (None without any)."""
     seen = list(starts)
-    for column in range(columns):
-        idle = [row for row, count in enumerate(counts) if column < columns - count]
+    for column in zip(*real, strict=True):
         step = Step(torch.tensor(seen, device=device), min(seen) + 1, max(seen) + 1)
+        idle = [row for row, token in enumerate(column) if not token]
         yield step, torch.tensor(idle, device=device) if idle else None
-        seen = [length + (row not in idle) for row, length in enumerate(seen)]
+        seen = [length + token for length, token in zip(seen, column, strict=True)]
 
 
 def _decode(

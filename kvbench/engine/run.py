@@ -154,13 +154,9 @@ def refuse_unsupported(model: Any, name: str) -> None:
         )
     kinds = getattr(config, "layer_types", None) or ()
     if strange := sorted({*kinds} - {"full_attention", "sliding_attention"}):
-        raise KvbenchError(
-            f"Model '{name}' has layers of the kind {strange[0]}, which kvbench does not support."
-        )
+        raise KvbenchError(f"Model '{name}' has layers of the kind {strange[0]}, which kvbench does not support.")
     if None not in sliding_windows(config):
-        raise KvbenchError(
-            f"Model '{name}' has a sliding window in every layer; there is no cache to evict from."
-        )
+        raise KvbenchError(f"Model '{name}' has a sliding window in every layer; there is no cache to evict from.")
     ropes = getattr(config, "rope_parameters", None) or {}
     for rope in (ropes, *ropes.values()):
         if isinstance(rope, dict) and (kind := rope.get("rope_type")) in ("dynamic", "longrope"):
