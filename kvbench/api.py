@@ -181,10 +181,10 @@ def _policy(
             f"The arguments of policy '{entry.name}' are fixed by its checkpoint; leave policy_args out."
         )
     checkpoint = Checkpoint.load(find_checkpoint(entry.name, loaded.name, folder))
-    source = Path(loaded.model.config._name_or_path)
-    if checkpoint.lm_weights is None and source.is_dir():
+    source = loaded.model.config._name_or_path
+    if checkpoint.lm_weights is None and source and Path(source).is_dir():
         # Otherwise the weights are the checkpoint's own, or where they came from has nothing to compare with.
-        loaded = dataclasses.replace(loaded, weights_hash=hash_files(source))
+        loaded = dataclasses.replace(loaded, weights_hash=hash_files(Path(source)))
     checkpoint.require(loaded, entry.name)
     return checkpoint.policy(entry.name), checkpoint
 

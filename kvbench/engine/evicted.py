@@ -106,15 +106,13 @@ class EvictedCache(Cache):
         mine = self._layers[layer]
         check_shapes(layer, mine.slots, key, value)
         if self._reading:
-            out = self._read(layer, query, key, value, scale)
-        else:
-            self._grow(layer)
-            pieces = [
-                _decode(mine, step, idle, *(x[:, :, column : column + 1] for x in (query, key, value)), scale)
-                for column, (step, idle) in enumerate(self._steps)
-            ]
-            out = torch.cat(pieces, 2)
-        return out
+            return self._read(layer, query, key, value, scale)
+        self._grow(layer)
+        pieces = []
+        for column, (step, idle) in enumerate(self._steps):
+            q, k, v = (x[:, :, column : column + 1] for x in (query, key, value))
+            pieces.append(_decode(mine, step, idle, q, k, v, scale))
+        return torch.cat(pieces, 2)
 
     def _make(self, key: Tensor) -> None:
         """Layers of the type and on the device that keys turn out to have, which is not always the model's."""
@@ -136,8 +134,8 @@ class EvictedCache(Cache):
         out = torch.zeros_like(query)
         for rows, columns in self._groups:
             fresh = self._setting.layer(layer, len(rows), self._seeds(len(rows)))
-            tokens = (x[rows[:, None], :, columns].transpose(1, 2) for x in (query, key, value))
-            out[rows[:, None], :, columns] = self._enter(layer, fresh, *tokens, scale).transpose(1, 2)
+            q, k, v = (x[rows[:, None], :, columns].transpose(1, 2) for x in (query, key, value))
+            out[rows[:, None], :, columns] = self._enter(layer, fresh, q, k, v, scale).transpose(1, 2)
             self._layers[layer].adopt(rows, fresh)
         return out
 
@@ -147,8 +145,8 @@ class EvictedCache(Cache):
             return layer.prefill(query, key, value, scale)
         pieces = []
         for start, stop in self._setting.chunks(query.shape[2]):
-            chunk = (x[:, :, start:stop] for x in (query, key, value))
-            pieces.append(layer.extend(*chunk, scale, start) if start else layer.prefill(*chunk, scale))
+            q, k, v = (x[:, :, start:stop] for x in (query, key, value))
+            pieces.append(layer.extend(q, k, v, scale, start) if start else layer.prefill(q, k, v, scale))
         return torch.cat(pieces, 2)
 
     def _grow(self, layer: int) -> None:
