@@ -80,22 +80,22 @@ class EvictedCache(Cache):
                 f"This cache holds {len(self._lengths)} sequences; a call with {rows} cannot go on with it."
             )
         starts, device = self._lengths or [0] * rows, self._setting.loaded.device
-        real = (
-            torch.ones(rows, columns, dtype=torch.bool, device=device) if mask is None else _real(mask, rows, columns)
-        )
-        counts = [columns] * rows if mask is None else _counts(real)
+        if mask is None:
+            real, counts = torch.ones(rows, columns, dtype=torch.bool, device=device), [columns] * rows
+        else:
+            real = _real(mask, rows, columns).to(device)
+            counts = _counts(real)
         self._reading = not self._lengths
         if self._reading:
             self._groups = list(_groups(real, counts, alone=self._setting.policy.needs_attention))
         else:
-            self._steps = list(
-                _steps(starts, real.tolist() if sum(counts) < rows * columns else [[True] * columns] * rows, device)
-            )
+            self._steps = list(_steps(starts, [[True] * columns] * rows if mask is None else real.tolist(), device))
         self._lengths = [start + count for start, count in zip(starts, counts, strict=True)]
         self._awaited = set(range(len(self._windows)))
         before = torch.tensor(starts, device=device)[:, None]
         return (before + real.cumsum(-1) - 1).masked_fill(~real, 0)
 
+    @torch.inference_mode(mode=False)  # a batch that starts under inference_mode may go on outside of it
     @torch.no_grad()
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """The attention function's part: query [R, Hq, T, D], key and value [R, H, T, D] -> output [R, Hq, T, D]."""
@@ -122,9 +122,7 @@ class EvictedCache(Cache):
             split = setting.split if setting.policy.evicts else Split(slots=longest, sinks=0, window=1)
             setting = replace(setting, split=split, longest=longest)
         self._setting = setting
-        # A batch that starts under inference_mode may go on outside of it.
-        with torch.inference_mode(mode=False):
-            self._layers = setting.layers(len(self._lengths), self._seeds(len(self._lengths)))
+        self._layers = setting.layers(len(self._lengths), self._seeds(len(self._lengths)))
         check_charged_state(self._managed(), setting.policy)
 
     def _read(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:

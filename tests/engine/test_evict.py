@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import runpy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -28,6 +29,7 @@ from kvbench.models.checkpoint import Checkpoint, build_policy, find_checkpoint,
 from kvbench.models.reference import Reference
 from kvbench.models.source import LoadedModel
 from kvbench.plugins import load_registry
+from kvbench_tasks.chain import Chain
 from tests.engine.tiny import VOCABULARY, config, feed, kept, load, random_scorers, text
 
 CACHE = "cache" if "cache" in inspect.signature(load().model.forward).parameters else "past_key_values"
@@ -237,6 +239,19 @@ def test_chunked_prefill_keeps_what_token_by_token_keeps() -> None:
         assert [_held(eviction, row) for row in range(2)] == held
 
 
+def test_a_batch_that_starts_in_inference_mode_goes_on_outside_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evicted, "_ROOM", 1)
+    model = load().model
+    for name in ("full", "kvpop"):
+        with _under(name):
+            with torch.inference_mode():
+                cached = model(_batch(60, 9)[0])[CACHE]
+                model(text(2, 2), **{CACHE: cached})
+            logits = model(text(2, 2), **{CACHE: cached}).logits
+            assert logits.isfinite().all()
+            assert not logits.requires_grad
+
+
 def test_bf16() -> None:
     loaded = load("llama", dtype=torch.bfloat16)
     with _under("tova", loaded) as eviction:
@@ -260,19 +275,23 @@ def _reference() -> LoadedModel:
     return Reference().load(torch.device("cpu"), torch.float32)
 
 
+PROMPT = "<bos> chain 0 6 : a -> b 2 3 9 ; b -> c 4 2 0 ; c -> a 9 9 1 ; sum 1 8 9 ; start b ; do "
 SHIPPED = [name for name in NAMES if not name.startswith("dms") and name != "kvpop_linear"]
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_reference_model_answers_like_the_engine(name: str) -> None:
     loaded, budget = _reference(), 64
-    problem = "".join(f"{letter}={number} " for number, letter in enumerate("abcdefghijklmnopqrstuvwxyz" * 2))
-    prompts = [loaded.tokenizer(problem[:size])["input_ids"] for size in (400, 60)]
+    begun = PROMPT + " ".join(Chain().solve(PROMPT).completion.split()[:60])
+    prompts = [loaded.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (begun, PROMPT)]
+    assert len(prompts[0]) > budget > len(prompts[1])
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    long = {**GREEDY, "max_new_tokens": 40, "eos_token_id": None}
+    del long["min_new_tokens"]
     with kvbench.evict(loaded.model, name, budget=None if name == "full" else budget):
-        out = loaded.model.generate(ids, attention_mask=mask, **GREEDY)[:, -NEW:]
+        out = loaded.model.generate(ids, attention_mask=mask, **long)[:, -40:]
     entry = load_registry().policy(name)
     made = entry.load()
     assert isinstance(made, type)
@@ -281,13 +300,16 @@ def test_the_reference_model_answers_like_the_engine(name: str) -> None:
     scorers = None if checkpoint is None else checkpoint.scorers(loaded.geometry)
     with _adapted(checkpoint, loaded.model):
         engine = Engine(replace(loaded, eos=frozenset()), policy, budget if policy.evicts else None, scorers)
-        done = engine.generate([Request(tuple(prompt), NEW) for prompt in prompts]).completions
+        done = engine.generate([Request(tuple(prompt), 40) for prompt in prompts]).completions
     for row, completion in enumerate(done):
-        # min_new_tokens forbids the end token, which the engine may choose.
-        ends = [place for place, token in enumerate(completion.tokens) if token in loaded.eos]
-        same = slice(0, ends[0] if ends else NEW)
-        assert list(completion.tokens[same]) == out[row, same].tolist()
-        assert completion.near_ties or ends or same.stop == NEW
+        assert (list(completion.tokens), completion.near_ties) == (out[row].tolist(), 0)
+    assert len(set(out.flatten().tolist())) > 8, "the model says nothing"
+
+
+def test_the_example_of_the_document_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(Path(__file__).with_name("evict_example.py")))
+    assert "chain 0 6" in (told := capsys.readouterr().out)
+    assert "torch.Size([2, 2, 61])" in told
 
 
 @contextmanager
