@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, StaticCache, T5Config, T5ForConditionalGeneration
+from transformers import DynamicCache, Qwen3ForCausalLM, StaticCache, T5Config, T5ForConditionalGeneration
 
 import kvbench
 from kvbench.core.errors import KvbenchError
@@ -26,6 +26,7 @@ from kvbench.engine.generate import Engine
 from kvbench.engine.requests import Request
 from kvbench.engine.run import Setting
 from kvbench.models.checkpoint import Checkpoint, build_policy, find_checkpoint, make_scorers
+from kvbench.models.huggingface import hash_files
 from kvbench.models.reference import Reference
 from kvbench.models.source import LoadedModel
 from kvbench.plugins import load_registry
@@ -490,6 +491,25 @@ def test_a_policy_without_a_bound_needs_the_length_that_its_share_is_of(tmp_path
     with kvbench.evict(load().model, "dms", budget=32, reference_length=64, checkpoint=tmp_path) as eviction:
         load().model.generate(text(1, 50), **GREEDY)
     assert max(len(head) for layer in _held(eviction, 0) for head in layer) < 50 + NEW - 1
+
+
+def test_a_scorer_alone_needs_the_weights_that_it_was_trained_for(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    load().model.save_pretrained(folder)
+    model = Qwen3ForCausalLM.from_pretrained(folder)
+    policy = build_policy(load_registry().policy("kvpop_mlp"), {})
+    scorers = make_scorers(policy, load().geometry)
+    assert scorers is not None
+    for weights_hash, fits in ((hash_files(folder), True), ("a" * 64, False)):
+        made = Checkpoint("kvpop_mlp", {}, "model", weights_hash, load().geometry, {}, {}, {}, "float32", "float32")
+        replace(made, scorer_weights=dict(scorers.state_dict())).save(tmp_path / "scorer")
+        context = kvbench.evict(model, "kvpop_mlp", budget=64, checkpoint=tmp_path / "scorer")
+        if fits:
+            with context:
+                model.generate(_batch(70)[0], **GREEDY)
+        else:
+            with pytest.raises(KvbenchError, match="but 'model' has weights"), context:
+                pass
 
 
 def test_models_that_cannot_work() -> None:
