@@ -20,7 +20,7 @@ _UNCACHED = 2**28
 """Bytes that a round on CUDA goes through, at least, where `_MOST` calls are enough for that."""
 
 _MOST = 16
-
+"""Copies of a piece, at most: each has a whole layer's slots."""
 
 _NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -25,7 +25,7 @@ from kvbench.engine.evict import Eviction, evicting, loaded_from
 from kvbench.engine.generate import Engine
 from kvbench.engine.requests import Request
 from kvbench.engine.run import Setting
-from kvbench.models.checkpoint import Checkpoint, build_policy, find_checkpoint, make_scorers
+from kvbench.models.checkpoint import Checkpoint, build_policy, find_checkpoint, make_scorers, shipped
 from kvbench.models.huggingface import hash_files
 from kvbench.models.reference import Reference
 from kvbench.models.source import LoadedModel
@@ -277,7 +277,11 @@ def _reference() -> LoadedModel:
 
 
 PROMPT = "<bos> chain 0 6 : a -> b 2 3 9 ; b -> c 4 2 0 ; c -> a 9 9 1 ; sum 1 8 9 ; start b ; do "
-SHIPPED = [name for name in NAMES if not name.startswith("dms") and name != "kvpop_linear"]
+SHIPPED = [
+    name
+    for name, entry in sorted(load_registry().policies.items())
+    if entry.hard_budget and (not entry.learned or shipped(name, "ref") is not None)
+]
 
 
 @pytest.mark.parametrize("name", SHIPPED)
