@@ -47,7 +47,7 @@ class Auditor:
         self._managed = [layer for layer, window in zip(rows.layers, windows, strict=True) if window is None]
         self._sliding = [layer for layer, window in zip(rows.layers, windows, strict=True) if window is not None]
         self._policy = setting.policy
-        _check_charged_state(self._managed, self._policy)
+        check_charged_state(self._managed, self._policy)
         count, device = len(rows.ids), rows.ids.device
         self._removed = torch.zeros(count, dtype=torch.float64, device=device)
         self._removed_now = torch.zeros(count, dtype=torch.float64, device=device)
@@ -190,7 +190,7 @@ def _audit(
     violations: int,
     entries: Tensor,
 ) -> Audit:
-    _check_charged_state(managed, policy)
+    check_charged_state(managed, policy)
     # fsum: the order in which requests ended leaves no trace, not even in the last bit.
     peak = max(request.peak for request in closed)
     kv, state, metadata = live_bytes(managed)
@@ -211,7 +211,7 @@ def _audit(
     )
 
 
-def _check_charged_state(managed: Sequence[Layer], policy: Policy) -> None:
+def check_charged_state(managed: Sequence[Layer], policy: Policy) -> None:
     """Refuses a policy that stores more than the slots that it gave up would have held.
 
     Raises:
