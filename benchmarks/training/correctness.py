@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from benchmarks.training.clock import Clock
 from benchmarks.training.shapes import random_model
+from benchmarks.training.steps import Steps, untrained
 from kvbench.core import future_mass
 from kvbench.core.ranking import Kept
 from kvbench.engine import layer
 from kvbench.engine.layer import Step
 from kvbench.engine.run import Setting, contact, decode, prefill
-from kvbench.harness.choices import make_policy
 from kvbench.kernels import logsumexp
 from kvbench.kernels.attention import attention_over, biased_attention, biases
-from kvbench.plugins import load_registry
 
 SCALE = 0.2
+LOSS_TOLERANCE = 1e-2
+"""Of losses on two devices, relative, in fp32; near-ties of scores may fall either way."""
 
 # rows, KV heads, tokens, sinks, window, k, different priorities: all laid end to end to one compiled length, 512
 CASES = [
@@ -118,7 +122,7 @@ def cut_offs_as_on_a_cpu() -> None:
 
 
 def prefill_keeps_what_streaming_keeps() -> None:
-    policy, budget = make_policy(load_registry().policy("random"), ())[0], 40
+    policy, budget = untrained("random"), 40
     loaded = random_model("small", torch.device("cuda"), torch.float32)
     ids = torch.randint(loaded.model.config.vocab_size, (2, 150), device="cuda")
     held = []
@@ -142,6 +146,21 @@ def prefill_keeps_what_streaming_keeps() -> None:
     torch.testing.assert_close(parallel, streamed, atol=2e-3, rtol=2e-3)
 
 
+def losses_as_on_a_cpu() -> None:
+    """Five steps in fp32 of the same weights on the same rows: what is kept, and so every loss, follows from the scores."""
+    losses = []
+    for device in ("cuda", "cpu"):
+        with tempfile.TemporaryDirectory() as folder:
+            more = {"precision": "fp32", "teacher_weights": "fp32", "normaliser": "sparse"}
+            steps = Steps("small", 256, 2, torch.device(device), Path(folder), **more)
+            clock = Clock(torch.device(device))
+            kl = [steps.run("kvpop", clock, number) for number in range(5)]
+            boundary = [float(record["sums"]["boundary"]) for record in steps.loop._pending]
+            losses.append(torch.tensor([kl, boundary]))
+    print(f"  largest relative difference: {float(((losses[0] - losses[1]) / losses[1]).abs().max()):.2g}", flush=True)
+    torch.testing.assert_close(losses[0], losses[1], atol=0, rtol=LOSS_TOLERANCE)
+
+
 CHECKS: dict[str, Callable[[], None]] = {
     "attention fp32, D 32, G 4": lambda: attention_over_what_is_kept(torch.float32, 32, 4),
     "attention bf16, D 128, G 4": lambda: attention_over_what_is_kept(torch.bfloat16, 128, 4),
@@ -152,5 +171,6 @@ CHECKS: dict[str, Callable[[], None]] = {
     "target bf16, D 128, G 4": lambda: both_passes_of_the_target(torch.bfloat16, 128, 4),
     "target bf16, D 20, G 1": lambda: both_passes_of_the_target(torch.bfloat16, 20, 1),
     "cut-offs": cut_offs_as_on_a_cpu,
+    "losses of five steps": losses_as_on_a_cpu,
     "prefill": prefill_keeps_what_streaming_keeps,
 }

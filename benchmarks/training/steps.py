@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.training.clock import Clock, median_ms, peak_memory
-from benchmarks.training.shapes import random_model
+from benchmarks.training.shapes import configuration, random_model
 from kvbench.core.budget import Budget
-from kvbench.core.policy import LearnedPolicy
+from kvbench.core.policy import LearnedPolicy, Policy
 from kvbench.core.ranking import Kept
 from kvbench.kernels.attention import computed_in, has_kernel
 from kvbench.models.checkpoint import build_policy
+from kvbench.models.source import geometry_of
 from kvbench.plugins import load_registry
 from kvbench.train import student
 from kvbench.train.data import Batch, RowSource
@@ -84,6 +85,15 @@ def recipe_for(shape: str, length: int, rows: int) -> Recipe:
     return made
 
 
+def untrained(name: str) -> Policy:
+    """A policy with its default hyper-parameters."""
+    made = load_registry().policy(name).load()
+    assert isinstance(made, type)
+    policy = made()
+    assert isinstance(policy, Policy)
+    return policy
+
+
 def policy_for(recipe: Recipe, name: str = "kvpop") -> LearnedPolicy:
     """A learned policy with the recipe's hyper-parameters."""
     entry = load_registry().policy(name)
@@ -125,9 +135,9 @@ def fastest_attention(device: torch.device, heads: int, kv_heads: int, length: i
 class Steps:
     """A training that is set up once, and whose steps are run by hand."""
 
-    def __init__(self, shape: str, length: int, rows: int, device: torch.device, folder: Path) -> None:
+    def __init__(self, shape: str, length: int, rows: int, device: torch.device, folder: Path, **settings: Any) -> None:
         loaded = random_model(shape, device, torch.float32)
-        self.recipe = recipe_for(shape, length, rows)
+        self.recipe = recipe_for(shape, length, rows).replace(settings)
         source = RandomRows(self.recipe, loaded.model.config.vocab_size)
         self.training = Trainer(loaded, policy_for(self.recipe), self.recipe, source, folder / "run", device=device)
         self.loop: Any = Loop(self.training, None, 0, None)
@@ -193,13 +203,13 @@ def measure(
     emit: Callable[[Row], None],
 ) -> None:
     """Emits a row for each kind of step: medians of seconds by part, peak memory, and the ratio to the dense step."""
-    config = random_model(shape, torch.device("meta"), torch.float32, 1).geometry
+    sizes = geometry_of(configuration(shape))
     with tempfile.TemporaryDirectory() as folder:
         steps = Steps(shape, length, rows, device, Path(folder))
-        with fastest_attention(device, config.query_heads, config.kv_heads, length, config.head_dim) as backend:
+        with fastest_attention(device, sizes.query_heads, sizes.kv_heads, length, sizes.head_dim) as backend:
             whole: dict[str, float] = {}
             for kind in kinds:
-                if kind == "flex" and not has_kernel(torch.empty(0, config.head_dim, device=device)):
+                if kind == "flex" and not has_kernel(torch.empty(0, sizes.head_dim, device=device)):
                     continue
                 clock, found, losses = Clock(device), [], []
                 for number in range(repeats + 1):
