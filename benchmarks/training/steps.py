@@ -128,7 +128,7 @@ def fastest_attention(device: torch.device, heads: int, kv_heads: int, length: i
         except RuntimeError as error:
             print(f"  {backend.name} does not run here: {str(error).splitlines()[0][:120]}", flush=True)
     best = min(taken, key=taken.__getitem__)
-    with sdpa_kernel(best):
+    with sdpa_kernel([best, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH], set_priority=True):
         yield best.name
 
 

@@ -96,7 +96,7 @@ class Step:
             priority = student_priority(scorer, key, value)
             kept = Kept.of(priority.detach(), split.sinks, split.window, split.long) if ranked is None else ranked.kept
         query, key, value = computed_in(query, key, value)
-        out, normaliser = attention_over(query, key, value, kept, scale)
+        out, normaliser = attention_over(query, key, value, kept, scale, self.lengths)
         with torch.autocast(query.device.type, enabled=False):
             if ranked is None:
                 ranked = self._ranked[layer] = self._compare(layer, scorer, query, key, scale, kept, normaliser)
@@ -173,7 +173,7 @@ class Step:
             if not self.gate.soft:
                 decided = relaxed.leaving(self.lengths, score.shape[-1], split)[:, None]
                 self.closed[layer] = (kept.rank * decided).sum() / max(1, self.gate.tokens * key.shape[1])
-                return attention_over(query, key, value, kept, scale)[0]
+                return attention_over(query, key, value, kept, scale, self.lengths)[0]
             closed = self.gate.relax(score, layer, gate.temperature)
             share = relaxed.closed_share(closed, self.lengths, split, self.gate.tokens)
             self.closed[layer] = share.detach()

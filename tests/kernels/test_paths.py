@@ -50,7 +50,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         monkeypatch.setattr(flex, "_compiled", lambda: flex.uncompiled)
         monkeypatch.setattr(torch_flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
         monkeypatch.setattr(check, "_passed", set())
-        monkeypatch.setitem(sys.modules, "kvbench.kernels.band", SimpleNamespace(band_logsumexp=_band))  # type: ignore[arg-type]
+        monkeypatch.setitem(sys.modules, "kvbench.kernels.band", SimpleNamespace(band_logsumexp=_band))
 
     return switch
 
