@@ -53,7 +53,10 @@ class Visible:
 
     @classmethod
     def of(cls, kept: Kept, lengths: Tensor | None = None) -> Visible:
-        """What `kept` of [R, H, S] keeps; tokens behind the true lengths [R], if given, see, and are seen by, themselves only."""
+        """What `kept` of [R, H, S] keeps.
+
+        Tokens behind the true lengths [R], where these are given, see and are seen by themselves only.
+        """
         rows, _, size = kept.rank.shape
         token = torch.arange(size, device=kept.rank.device)
         far = _rows_apart(rows, size, token)
