@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from kvbench.core.ranking import Kept
 from kvbench.kernels import check
 
-_QUERIES = 512
+_QUERIES = 1024
 """Queries of a block of the plain form."""
 
 
