@@ -45,38 +45,37 @@ def running_cutoff(rank: Tensor, sinks: int, window: int, k: int, bits: int = 0)
     length = current.shape[-1]
     eligible = (queries - window - sinks + 1).clamp(0, length)
     bits = bits or (4 if rank.is_cuda else 2)
-    digits = torch.arange(1 << bits, device=rank.device)
-    bounds = torch.stack((torch.zeros_like(eligible), eligible)).expand(*rank.shape[:-1], 2, size)
+    branches = torch.arange(1 << bits, device=rank.device)[:, None]
+    # For each query, which stretch of the tokens at this level holds those that it may choose from.
+    low, high = torch.zeros_like(rank), eligible.expand_as(rank)
     wanted = torch.full_like(rank, k)
     cutoff = torch.zeros_like(rank)
     for shift in reversed(range(0, max(1, (size - 1).bit_length()), bits)):
-        digit = (current >> shift) & digits[-1]
-        # How many of the first n tokens have each digit [..., n, branches].
-        counts = (digit[..., None] == digits).to(torch.int32).cumsum(-2, dtype=torch.int32)
-        counts = torch.nn.functional.pad(counts, (0, 0, 1, 0))
-        low, high = _rows(counts, bounds[..., 0, :]), _rows(counts, bounds[..., 1, :])
-        below = (high - low).cumsum(-1)
+        digit = (current >> shift) & (len(branches) - 1)
+        # How many of the first n tokens have each digit [..., branches, n + 1].
+        counts = (digit[..., None, :] == branches).to(torch.int32).cumsum(-1, dtype=torch.int32)
+        counts = torch.nn.functional.pad(counts, (1, 0))
+        before, after = _columns(counts, low), _columns(counts, high)
+        below = (after - before).cumsum(-2)
         # The digit of the wanted token: that of the first branch which, with those before it, holds enough.
-        chosen = (below < wanted[..., None]).sum(-1, keepdim=True).clamp(max=len(digits) - 1)
-        cutoff = cutoff | (chosen[..., 0] << shift)
-        inside = (high - low).gather(-1, chosen)
-        wanted = wanted - (below.gather(-1, chosen) - inside)[..., 0]
+        chosen = (below < wanted[..., None, :]).sum(-2, keepdim=True).clamp(max=len(branches) - 1)
+        before, after, below = (tensor.gather(-2, chosen)[..., 0, :] for tensor in (before, after, below))
+        chosen = chosen[..., 0, :]
+        cutoff = cutoff | (chosen << shift)
+        wanted = wanted - (below - (after - before))
         # A stable sort by this digit: branches one after the other, their tokens in the old order.
-        total = counts[..., -1, :]
-        first = total.cumsum(-1) - total
-        start = first.gather(-1, chosen[..., 0])
-        bounds = (
-            torch.stack((low.gather(-1, chosen)[..., 0], high.gather(-1, chosen)[..., 0]), -2) + start[..., None, :]
-        )
+        first = counts[..., -1].cumsum(-1) - counts[..., -1]
+        start = first.gather(-1, chosen)
+        low, high = before + start, after + start
         if shift:
-            place = first.gather(-1, digit) + counts[..., 1:, :].gather(-1, digit[..., None])[..., 0] - 1
+            place = first.gather(-1, digit) + counts[..., 1:].gather(-2, digit[..., None, :])[..., 0, :] - 1
             current = torch.empty_like(current).scatter_(-1, place, current)
     return torch.where(eligible >= k, cutoff, size)
 
 
-def _rows(counts: Tensor, index: Tensor) -> Tensor:
-    """Rows `index` [..., S] of counts [..., n, branches]."""
-    return counts.gather(-2, index[..., None].expand(*index.shape, counts.shape[-1]))
+def _columns(counts: Tensor, index: Tensor) -> Tensor:
+    """Columns `index` [..., S] of counts [..., branches, n]."""
+    return counts.gather(-1, index[..., None, :].expand(*counts.shape[:-1], -1))
 
 
 def keep_mask(rank: Tensor, cutoff: Tensor, sinks: int, window: int, queries: slice | Tensor = slice(None)) -> Tensor:
