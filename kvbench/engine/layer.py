@@ -17,6 +17,10 @@ from kvbench.core.policy import ObservedState, PointwiseState, Split, State, Sta
 from kvbench.core.ranking import Kept
 from kvbench.core.slots import Slots, several_victims, unprotected, victims
 from kvbench.engine import attention
+from kvbench.kernels.attention import attention_over, has_kernel
+
+_FUSED_FROM = 4096
+"""Tokens from which on a prompt is worth a kernel, which is compiled for its length."""
 
 _QUERY_BLOCK = 256
 """Queries of a long prompt that attend at once, at most."""
@@ -248,8 +252,10 @@ class Layer:
         return out
 
     def _attend_kept(self, query: Tensor, tokens: Tokens, kept: Kept, scale: float, counts: Tensor | None) -> Tensor:
-        """Attention of a whole prompt, in blocks of queries, each to what it keeps; how much that is goes to `counts`."""
+        """Attention of a whole prompt, of each query to what it keeps; how much that is goes to `counts`."""
         size = query.shape[2]
+        if counts is None and size >= _FUSED_FROM and has_kernel(query):
+            return attention_over(query, tokens.keys, tokens.values, kept, scale)[0]
         out = torch.empty_like(query)
         count = max(1, min(_QUERY_BLOCK, _MASK_ELEMENTS // (query.shape[0] * query.shape[1] * size)))
         for start in range(0, size, count):

@@ -53,15 +53,12 @@ def leaving(lengths: Tensor, size: int, split: Split) -> Tensor:
 
 
 def bias(closed: Tensor, split: Split) -> Tensor:
-    """What is added to the logit of query q for key t [R, H, S, S]: log(1 - closed) outside sinks and window, -inf ahead.
+    """What is added to the logits of each token once it has left the window [R, H, S]: log(1 - closed), 0 for sinks.
 
     `closed` are log-odds [R, H, S].
     """
     token = torch.arange(closed.shape[-1], device=closed.device)
-    query = token[:, None]
-    gated = (token >= split.sinks) & (token <= query - split.window)
-    weight = torch.nn.functional.logsigmoid(-closed)[..., None, :]
-    return torch.where(gated, weight, 0.0).masked_fill(token > query, -torch.inf)
+    return torch.nn.functional.logsigmoid(-closed).masked_fill(token < split.sinks, 0.0)
 
 
 def closed_share(closed: Tensor, lengths: Tensor, split: Split, tokens: int) -> Tensor:

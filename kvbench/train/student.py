@@ -2,23 +2,22 @@
 
 What a step needs to know arrives as an extra keyword of the model call, `model(input_ids=..., kvbench_step=step)`.
 `Step.attend` knows queries, keys and values of a layer; everything that needs all pairs of them is behind two
-functions, `attention_over` here and `target.future_target`, which see a mask only as ranks and cut-offs.
+functions, `kernels.attention.attention_over` and `target.future_target`, which see a mask only as ranks and cut-offs.
 
 Shapes: R rows (documents where attention is reset), Hq query heads, H KV heads, S tokens, D head dimension.
 """
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kvbench.core.policy import Gate, Scorer, Split
 from kvbench.core.ranking import Kept
+from kvbench.kernels.attention import attention_over, biased_attention, computed_in
 from kvbench.train import relaxed
 from kvbench.train.attached import scorer_of, with_loss
 from kvbench.train.documents import Documents
@@ -92,43 +91,61 @@ class Step:
         self, layer: int, scorer: nn.Module | None, query: Tensor, key: Tensor, value: Tensor, scale: float
     ) -> Tensor:
         """Attention over the running top-k; a scorer's loss is attached."""
+        split, ranked = self.split, self._ranked.get(layer)
         with torch.autocast(query.device.type, enabled=False):
             priority = student_priority(scorer, key, value)
-            ranked = self._ranked.get(layer)
+            kept = Kept.of(priority.detach(), split.sinks, split.window, split.long) if ranked is None else ranked.kept
+        query, key, value = computed_in(query, key, value)
+        out, normaliser = attention_over(query, key, value, kept, scale, self.lengths)
+        with torch.autocast(query.device.type, enabled=False):
             if ranked is None:
-                ranked = self._ranked[layer] = self._compare(layer, scorer, query, key, scale, priority)
-            loss = None
-            if scorer is not None and ranked.teacher is not None and ranked.wanted is not None:
-                loss = boundary_loss(
-                    priority,
-                    ranked.wanted,
-                    ranked.teacher,
-                    self.pairs.sample,
-                    margin=self.objective.margin,
-                    balance=self.objective.balance,
-                )
-                self.boundary.setdefault(layer, loss.detach())
-        out = attention_over(query, key, value, ranked.kept, scale)
-        return out if loss is None else with_loss(out, loss, self.factor)
+                ranked = self._ranked[layer] = self._compare(layer, scorer, query, key, scale, kept, normaliser)
+            if scorer is None or ranked.teacher is None or ranked.wanted is None:
+                return out
+            loss = boundary_loss(
+                priority,
+                ranked.wanted,
+                ranked.teacher,
+                self.pairs.sample,
+                margin=self.objective.margin,
+                balance=self.objective.balance,
+            )
+            self.boundary.setdefault(layer, loss.detach())
+        return with_loss(out, loss, self.factor)
 
     @torch.no_grad()
     def _compare(
-        self, layer: int, scorer: nn.Module | None, query: Tensor, key: Tensor, scale: float, priority: Tensor
+        self,
+        layer: int,
+        scorer: nn.Module | None,
+        query: Tensor,
+        key: Tensor,
+        scale: float,
+        kept: Kept,
+        normaliser: Tensor | None,
     ) -> _Ranked:
         """What is kept and what the teacher would keep: once a step, also where a layer is computed twice."""
         split = self.split
-        kept = Kept.of(priority, split.sinks, split.window, split.long)
         # Without long-range slots there is nothing that a teacher could choose differently.
         if split.long <= 0 or not (self.measure or scorer is not None):
             return _Ranked(kept)
-        wanted = self._wanted(scorer, query, key, scale, kept)
+        wanted = self._wanted(scorer, query, key, scale, kept, normaliser)
         if self.measure:
             self._measure(layer, query, key, scale, kept, wanted)
         return _Ranked(kept, wanted, Kept.of(wanted, split.sinks, split.window, self.pairs.long))
 
-    def _wanted(self, scorer: nn.Module | None, query: Tensor, key: Tensor, scale: float, kept: Kept) -> Tensor:
+    def _wanted(
+        self,
+        scorer: nn.Module | None,
+        query: Tensor,
+        key: Tensor,
+        scale: float,
+        kept: Kept,
+        normaliser: Tensor | None = None,
+    ) -> Tensor:
         """The teacher's static priority [R, H, S]."""
-        target = future_target(query, key, scale, self.split.window, self.lengths, self.objective.target, kept)
+        kind = self.objective.target
+        target = future_target(query, key, scale, self.split.window, self.lengths, kind, kept, normaliser)
         # Teacher and student share the decay.
         return target if scorer is None else _static(scorer, target)
 
@@ -147,6 +164,8 @@ class Step:
         with torch.autocast(query.device.type, enabled=False):
             keys, values = (key.detach(), value.detach()) if gate.detached else (key, value)
             score = gate(keys.float(), values.float())
+        query, key, value = computed_in(query, key, value)
+        with torch.autocast(query.device.type, enabled=False):
             kept = Kept.all_but(score <= self.gate.offset, split.sinks, split.window)
             if self.measure and layer not in self.recall:
                 with torch.no_grad():
@@ -161,8 +180,8 @@ class Step:
                 decided = relaxed.leaving(self.lengths, score.shape[-1], split)[:, None]
                 self.closed[layer] = (kept.rank * decided).sum() / max(1, self.gate.tokens * key.shape[1])
         if share is None or bias is None:
-            return attention_over(query, key, value, kept, scale)
-        out = biased_attention(query, key, value, bias, scale)
+            return attention_over(query, key, value, kept, scale, self.lengths)[0]
+        out = biased_attention(query, key, value, bias, split.window, scale)
         # More closed gates are a smaller loss, as long as too few are closed: that is what the factor says.
         return with_loss(out, -share, self.factor)
 
@@ -205,39 +224,6 @@ def _static(scorer: nn.Module, scores: Tensor) -> Tensor:
     assert isinstance(scorer, Scorer)
     rows, _, size = scores.shape
     return scorer.priority(scores, torch.arange(size, device=scores.device).expand(rows, -1))
-
-
-def attention_over(query: Tensor, key: Tensor, value: Tensor, kept: Kept, scale: float) -> Tensor:
-    """Attention [R, Hq, S, D] of each query over what its KV head keeps."""
-    return _attention(query, key, value, kept.mask(), scale)
-
-
-def biased_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """Attention [R, Hq, S, D] with a bias [R, H, S, S] of the logits, which gets a gradient."""
-    # The fused kernel gives a bias its gradient where it can; the plain one always does.
-    return _attention(query, key, value, bias.to(query.dtype), scale, SDPBackend.MATH)
-
-
-def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, *otherwise: SDPBackend) -> Tensor:
-    """Attention under a mask or bias [R, H, S, S] that the query heads of a group share."""
-    rows, heads, size, dim = query.shape
-    kv_heads = key.shape[1]
-    group = heads // kv_heads
-    # Rows and KV heads become the batch, so that one mask serves all query heads of its group.
-    flat = (rows * kv_heads, group, size, dim)
-    single = (rows * kv_heads, 1, size, dim)
-    # On a GPU this is the only fused kernel that takes such a mask.
-    kernels = [SDPBackend.EFFICIENT_ATTENTION, *otherwise]
-    fused = sdpa_kernel(kernels) if query.is_cuda else nullcontext()
-    with fused:
-        out = functional.scaled_dot_product_attention(
-            query.reshape(flat),
-            key.reshape(single).repeat(1, group, 1, 1),
-            value.reshape(single).repeat(1, group, 1, 1),
-            attn_mask=mask.reshape(rows * kv_heads, 1, size, size),
-            scale=scale,
-        )
-    return out.reshape(rows, heads, size, dim)
 
 
 @torch.no_grad()

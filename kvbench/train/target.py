@@ -1,7 +1,7 @@
 """What the teacher would keep: scores from the future mass of the student's own attention, padding left out.
 
-Everything here runs without gradient and in fp32, whatever autocast says. It needs the kept set of a query only through
-`Kept`, never as a mask over the whole sequence, so that a kernel may take its place.
+Everything here runs without gradient and sums in fp32; products have the number type that attention itself computes in. The
+kept set of a query is needed only through `Kept`, never as a mask over the whole sequence.
 
 Shapes: R rows, Hq query heads, H KV heads, S tokens, D head dimension.
 """
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kvbench.core.future_mass import future_mass, group_target
 from kvbench.core.ranking import Kept
+from kvbench.kernels.logsumexp import future_logsumexp, normaliser
 
 
 @dataclass(frozen=True)
@@ -36,34 +37,6 @@ class TargetKind:
     power: float = 1.0
 
 
-def normaliser(queries: Tensor, keys: Tensor, scale: float, kept: Kept | None = None, block: int = 1024) -> Tensor:
-    """Log-sum-exp of each query's logits [R, Hq, S], over all earlier tokens or over those it still sees.
-
-    Args:
-        queries: [R, Hq, S, D].
-        keys: [R, H, S, D].
-        scale: factor of the dot product.
-        kept: what each query sees; None for the dense normaliser.
-        block: queries handled at once.
-    """
-    rows, heads, size, dim = queries.shape
-    kv_heads = keys.shape[1]
-    # Scaled here, not where there are S times as many numbers.
-    grouped = queries.reshape(rows, kv_heads, heads // kv_heads, size, dim).float() * scale
-    out = grouped.new_empty(rows, kv_heads, heads // kv_heads, size)
-    position = torch.arange(size, device=queries.device)
-    for start in range(0, size, block):
-        stop = min(start + block, size)
-        # Later keys than the block's last query are seen by none of its queries.
-        logits = grouped[..., start:stop, :] @ keys[:, :, None, :stop].float().transpose(-1, -2)
-        if kept is None:
-            seen = position[:stop] <= position[start:stop, None]
-        else:
-            seen = kept.mask(slice(start, stop))[:, :, None, :, :stop]
-        out[..., start:stop] = logits.masked_fill_(~seen, -torch.inf).logsumexp(-1)
-    return out.reshape(rows, heads, size)
-
-
 def future_target(
     queries: Tensor,
     keys: Tensor,
@@ -72,30 +45,24 @@ def future_target(
     lengths: Tensor,
     kind: TargetKind | None = None,
     kept: Kept | None = None,
+    sparse: Tensor | None = None,
 ) -> Tensor:
     """Target score of each token [R, H, S]: log power mean of the attention from the real queries after its window.
 
     Args:
-        queries: [R, Hq, S, D] after RoPE.
-        keys: [R, H, S, D] after RoPE.
+        queries: [R, Hq, S, D] after RoPE, as attention takes them.
+        keys: [R, H, S, D] after RoPE, of the same number type.
         scale: factor of the dot product.
         window: protected tokens.
         lengths: true length of each row [R]; queries at or after it are padding and count for nothing.
         kind: the variant; the defaults when None.
         kept: what each query sees; for the sparse normaliser.
+        sparse: the sparse normaliser [R, Hq, S] where attention over `kept` has already computed it.
     """
     kind = kind or TargetKind()
     with torch.no_grad(), torch.autocast(queries.device.type, enabled=False):
-        shift = normaliser(queries, keys, scale, kept if kind.normaliser == "sparse" else None)
-        mass = future_mass(
-            queries,
-            keys,
-            shift,
-            scale,
-            window,
-            lengths=lengths,
-            lookahead=kind.lookahead,
-            count=kind.count,
-            power=kind.power,
-        )
+        if kind.normaliser == "dense" or sparse is None:
+            sparse = normaliser(queries, keys, scale, kept if kind.normaliser == "sparse" else None)
+        sums = future_logsumexp(queries, keys, sparse, scale, window, lengths, kind.lookahead, kind.power)
+        mass = future_mass(sums, window, lengths=lengths, lookahead=kind.lookahead, count=kind.count, power=kind.power)
         return group_target(mass, keys.shape[1], kind.group)

@@ -11,6 +11,7 @@ from kvbench.core import naive
 from kvbench.core.errors import KvbenchError
 from kvbench.core.policy import Scorer, Split
 from kvbench.core.ranking import Kept
+from kvbench.kernels.attention import attention_over
 from kvbench.models.source import LoadedModel
 from kvbench.train import relaxed, student
 from kvbench.train.attached import NAME, attach, compute_twice, is_scorer, split_apart
@@ -62,11 +63,12 @@ def _ids(lengths: Tensor) -> Tensor:
 def _masks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Tensor, Tensor, float]]:
     """Query, key, mask and scale of every attention from now on."""
     seen: list[tuple[Tensor, Tensor, Tensor, float]] = []
-    attention = student.attention_over
 
-    def spy(query: Tensor, key: Tensor, value: Tensor, kept: Kept, scale: float) -> Tensor:
+    def spy(
+        query: Tensor, key: Tensor, value: Tensor, kept: Kept, scale: float, lengths: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
         seen.append((query, key, kept.mask(), scale))
-        return attention(query, key, value, kept, scale)
+        return attention_over(query, key, value, kept, scale, lengths)
 
     monkeypatch.setattr(student, "attention_over", spy)
     return seen
@@ -97,24 +99,6 @@ def test_each_layer_sees_what_streaming_keeps(tiny: LoadedModel, monkeypatch: py
                 wanted = naive.streamed_sets(values[row, head, :length].tolist(), SPLIT.sinks, SPLIT.window, SPLIT.long)
                 for query, tokens in enumerate(wanted):
                     assert set(keep[row, head, query].nonzero()[:, 0].tolist()) == tokens
-
-
-def test_attention_under_a_full_mask_is_causal_attention() -> None:
-    query, key, value = torch.randn(2, 6, 9, 4), torch.randn(2, 2, 9, 4), torch.randn(2, 2, 9, 4)
-    keep = torch.ones(2, 2, 9, 9, dtype=torch.bool).tril()
-    wanted = nn.functional.scaled_dot_product_attention(
-        query, key.repeat_interleave(3, 1), value.repeat_interleave(3, 1), is_causal=True, scale=0.4
-    )
-    torch.testing.assert_close(student._attention(query, key, value, keep, 0.4), wanted)
-
-
-def test_attention_masks_each_kv_head_for_its_own_group() -> None:
-    query, key, value = torch.randn(2, 6, 9, 4), torch.randn(2, 2, 9, 4), torch.randn(2, 2, 9, 4)
-    keep = (torch.rand(2, 2, 9, 9) < 0.5).tril() | torch.eye(9, dtype=torch.bool)
-    logits = torch.einsum("rhqd,rhkd->rhqk", query, key.repeat_interleave(3, 1)) * 0.4
-    weights = logits.masked_fill(~keep.repeat_interleave(3, 1), -torch.inf).softmax(-1)
-    wanted = weights @ value.repeat_interleave(3, 1)
-    torch.testing.assert_close(student._attention(query, key, value, keep, 0.4), wanted)
 
 
 def test_a_budget_for_everything_is_the_dense_model(tiny: LoadedModel) -> None:

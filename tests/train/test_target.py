@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from kvbench.core import naive
-from kvbench.core.future_mass import group_target
+from kvbench.core.future_mass import group_target, normaliser
 from kvbench.core.ranking import Kept
-from kvbench.train.target import TargetKind, future_target, normaliser
+from kvbench.train.target import TargetKind, future_target
 
 SCALE, WINDOW = 0.3, 5
 

@@ -61,9 +61,11 @@ def step(memory: Memory, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor) 
 
 
 def chunkwise(
-    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, chunk: int | None = None, memory: Memory | None = None
+    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, chunk: int = 0, memory: Memory | None = None
 ) -> tuple[Tensor, Memory]:
-    """`step` for a whole sequence: parallel inside chunks, and over chunks; O(S * (chunk + S / chunk)) memory, differentiable.
+    """`step` for a whole sequence: parallel inside chunks and from chunk to chunk, differentiable.
+
+    Weights between pairs exist inside chunks, S * chunk numbers, and between chunks, (S / chunk)^2.
 
     Gradients treat m as a constant, which is exact for everything read, also later from the returned memory.
 
@@ -73,8 +75,7 @@ def chunkwise(
         v: values that end with a 1 [..., S, dv + 1].
         i: input gates before their exponential [..., S].
         f: forget gates before their sigmoid [..., S].
-        chunk: tokens handled as one block; by default as many as a memory has rows and columns, so that what is held within
-            chunks and between them is about the same.
+        chunk: tokens handled as one block; chosen by the sizes when 0.
         memory: before the first token; empty by default.
 
     Returns:
@@ -84,7 +85,8 @@ def chunkwise(
     memory = memory or Memory.empty(tuple(q.shape[:-2]), features, v.shape[-1], q.device)
     if size == 0:
         return v[..., :-1], memory
-    chunk = min(chunk or min(128, max(32, math.isqrt(features * v.shape[-1]))), size)
+    # A chunk costs a memory: a wide one should stand for as many tokens, and chunks should not far outnumber their tokens.
+    chunk = min(chunk or max(32, min(features, 128), (1 << size.bit_length() // 2) // 2), size)
     extra = -size % chunk
     # Tokens that fill up the last chunk have no weight (i = -inf) and forget nothing (log f = 0).
     lead = (*q.shape[:-2], -1, chunk)
@@ -108,10 +110,10 @@ def chunkwise(
 
 
 def _carry(memory: Memory, written: Tensor, log_f: Tensor, local: Tensor) -> tuple[Memory, Memory]:
-    """The memories before each chunk (stacked along dimension -3 and -1) and the one after the last, all at once.
+    """The memories before each chunk (stacked along dimension -3 and -1) and the one after the last.
 
-    A memory is a weighted mean of what the chunks before it wrote, so one product with the N + 1 x N weights replaces a loop
-    over the chunks, which on a GPU costs more than everything else.
+    Each is a weighted mean of the first memory and of what the chunks before it have written: one product, in place of a
+    loop over chunks.
 
     Args:
         memory: before the first chunk.
@@ -119,17 +121,16 @@ def _carry(memory: Memory, written: Tensor, log_f: Tensor, local: Tensor) -> tup
         log_f: log of how much of the earlier memory is left after each chunk [..., N].
         local: log of the weight that belongs to `written` [..., N].
     """
-    chunks = written.shape[-3]
-    # Differences of long sums: fp32 has too few digits where much is forgotten.
-    total = pad(log_f.double().cumsum(-1), (1, 0))
-    later = torch.ones(chunks + 1, chunks, dtype=torch.bool, device=written.device).triu()
-    logits = (total[..., :, None] - total[..., None, 1:]).float() + local[..., None, :]
-    logits = logits.masked_fill(later, -math.inf)
-    begun = total.float() + memory.m.detach()[..., None]
-    m = torch.logaddexp(logits.detach().logsumexp(-1), begun.detach())
-    cells = (logits - m[..., None]).exp() @ written.flatten(-2)
-    cells = cells + (begun - m).exp()[..., None] * memory.cells.flatten(-2)[..., None, :]
-    cells = cells.reshape(*cells.shape[:-1], *written.shape[-2:])
+    count, shape = written.shape[-3], written.shape[-2:]
+    place = torch.arange(count + 1, device=written.device)
+    # What source j, 0 the first memory and j the j-th chunk, has lost by each chunk after it, summed up to chunk n. Summed over
+    # just these chunks: a difference of sums over all would lose small numbers among large ones.
+    lost = log_f[..., :, None].masked_fill(place[:-1, None] < place, 0.0).cumsum(-2)
+    lost = pad(lost, (0, 0, 1, 0)).masked_fill(place[:, None] < place, -math.inf)
+    logits = lost + torch.cat((memory.m.detach()[..., None], local), -1)[..., None, :]
+    m = logits.detach().logsumexp(-1)
+    sources = torch.cat((memory.cells[..., None, :, :], written), -3).flatten(-2)
+    cells = ((logits - m[..., None]).exp() @ sources).reshape(*m.shape, *shape)
     return Memory(cells[..., :-1, :, :], m[..., :-1]), Memory(cells[..., -1, :, :], m[..., -1])
 
 

@@ -6,11 +6,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvbench.core import future_mass as blocked
 from kvbench.core import naive
-from kvbench.core.future_mass import future_mass, group_target
+from kvbench.core.future_mass import future_logsumexp, group_target
 from kvbench.core.ranking import keep_mask, ranks, running_cutoff
 
 SCALE = 0.5
+
+
+def future_mass(
+    queries: Tensor, keys: Tensor, normaliser: Tensor, scale: float, window: int, block: int = 1024, power: float = 1.0
+) -> Tensor:
+    sums = future_logsumexp(queries, keys, normaliser, scale, window, block, power=power)
+    return blocked.future_mass(sums, window, power=power)
 
 
 def _inputs(heads: int, kv_heads: int, size: int, rows: int = 2) -> tuple[Tensor, Tensor]:

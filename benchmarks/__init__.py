@@ -1,0 +1,1 @@
+"""What kvbench itself costs, measured."""

@@ -1,0 +1,1 @@
+"""Attention and log-sum-exps over whole sequences in linear memory: a plain form each, and a fast one for GPUs."""
