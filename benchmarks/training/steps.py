@@ -20,7 +20,6 @@ from benchmarks.training.clock import Clock, median_ms, peak_memory
 from benchmarks.training.shapes import configuration, random_model
 from kvbench.core.budget import Budget
 from kvbench.core.policy import LearnedPolicy, Policy
-from kvbench.core.ranking import Kept
 from kvbench.kernels.attention import computed_in, has_kernel
 from kvbench.models.checkpoint import build_policy
 from kvbench.models.source import geometry_of
@@ -178,7 +177,6 @@ class Steps:
         return self.training.forward(portion, attending)[0]
 
     def _parts(self, clock: Clock) -> list[Any]:
-        of = Kept.of
         parts: list[Any] = [
             mock.patch.object(student, name, clock.timed(label, getattr(student, name)))
             for name, label in (
@@ -186,9 +184,9 @@ class Steps:
                 ("future_target", "target"),
                 ("boundary_loss", "boundary loss"),
                 ("student_priority", "scorer"),
+                ("keep", "cut-off"),
             )
         ]
-        parts.append(mock.patch.object(Kept, "of", clock.timed("cut-off", of)))
         parts.append(mock.patch.object(self.training, "teacher", clock.timed("teacher", self.training.teacher)))
         return parts
 
