@@ -25,6 +25,7 @@ from kvbench.models.checkpoint import build_policy
 from kvbench.models.source import geometry_of
 from kvbench.plugins import load_registry
 from kvbench.train import student
+from kvbench.train.attached import is_scorer
 from kvbench.train.data import Batch, RowSource
 from kvbench.train.loop import Loop
 from kvbench.train.portion import Portion
@@ -144,6 +145,10 @@ class Steps:
         self.loop.current_gradient_accumulation_steps = 1
         self.device = device
         self.training.student.train()
+        # A scorer that has learned nothing ranks by age, which leaves most blocks of keys out. Scattered scores leave none out.
+        for name, weight in self.training.student.named_parameters():
+            if is_scorer(name) and name.endswith(".final"):
+                nn.init.normal_(weight)
 
     def run(self, kind: str, clock: Clock, number: int) -> float:
         """One step of this kind; the loss."""
