@@ -146,9 +146,11 @@ class Steps:
         self.device = device
         self.training.student.train()
         # A scorer that has learned nothing ranks by age, which leaves most blocks of keys out. Scattered scores leave none out.
-        for name, weight in self.training.student.named_parameters():
-            if is_scorer(name) and name.endswith(".final"):
-                nn.init.normal_(weight)
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for name, weight in self.training.student.named_parameters():
+                if is_scorer(name) and name.endswith(".final"):
+                    weight.copy_(torch.randn(weight.shape, generator=generator))
 
     def run(self, kind: str, clock: Clock, number: int) -> float:
         """One step of this kind; the loss."""
