@@ -19,6 +19,7 @@ from kvbench.engine.layer import Step
 from kvbench.engine.run import Setting, contact, decode, prefill
 from kvbench.kernels import logsumexp
 from kvbench.kernels.attention import attention_over, biased_attention, biases
+from kvbench.kernels.kept import keep
 
 SCALE = 0.2
 LOSS_TOLERANCE = 1e-2
@@ -116,9 +117,10 @@ def both_passes_of_the_target(dtype: torch.dtype, dim: int, group: int) -> None:
 
 
 def cut_offs_as_on_a_cpu() -> None:
-    for rows, heads, size, sinks, window, k, values in (*CASES, (1, 8, 5000, 4, 256, 900, 2000)):
+    larger = [(1, 8, 5000, 4, 256, 900, 2000), (2, 1, 40001, 4, 256, 9000, 10**6)]
+    for rows, heads, size, sinks, window, k, values in (*CASES, *larger):
         priority = torch.randint(values, (rows, heads, size)).float()
-        mine, theirs = (Kept.of(tensor, sinks, window, k) for tensor in (priority.cuda(), priority))
+        mine, theirs = keep(priority.cuda(), sinks, window, k), Kept.of(priority, sinks, window, k)
         assert torch.equal(mine.rank.cpu(), theirs.rank)
         assert torch.equal(mine.cutoff.cpu(), theirs.cutoff)
 
