@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-from kvbench.api import load_results, run
+from kvbench.api import evict, load_results, run
 
 __version__ = version("kvbench")
 
-__all__ = ["__version__", "load_results", "run"]
+__all__ = ["__version__", "evict", "load_results", "run"]

@@ -14,6 +14,7 @@ import torch
 import transformers
 
 PARTS = ("correctness", "passes", "prefill", "steps")
+FURTHER = ("tuning",)
 
 
 def main() -> None:
@@ -22,7 +23,9 @@ def main() -> None:
     parser.add_argument("--shape", default="qwen3-4b", help="qwen3-4b, qwen3-8b, ref, small, or a config.json")
     parser.add_argument("--length", type=int, default=16384, help="tokens of a row")
     parser.add_argument("--rows", type=int, default=1, help="rows of a step")
-    parser.add_argument("--only", action="append", choices=PARTS, help="these parts; all of them without")
+    parser.add_argument(
+        "--only", action="append", choices=PARTS + FURTHER, help=f"these parts; without, {', '.join(PARTS)}"
+    )
     parser.add_argument("--kind", action="append", choices=("dense", "flex", "kvpop"), help="these steps; all without")
     parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 8192, 16384, 32768], help="of single passes")
     parser.add_argument("--prompt", type=int, default=32768, help="tokens of the prefill")
@@ -59,10 +62,12 @@ def main() -> None:
 
 
 def _measure(part: str, given: Any, device: torch.device, emit: Callable[[dict[str, Any]], None]) -> None:
-    from benchmarks.training import passes, prefill, steps
+    from benchmarks.training import passes, prefill, steps, tuning
 
     if part == "passes":
         passes.measure(given.shape, given.lengths, device, given.repeats, emit)
+    elif part == "tuning":
+        tuning.measure(given.shape, given.length, device, given.repeats, emit)
     elif part == "prefill":
         prefill.measure(given.shape, given.prompt, given.slots, device, given.repeats, emit)
     else:

@@ -11,9 +11,9 @@ from torch.nn import functional
 from benchmarks.training.clock import extra_memory, median_ms
 from benchmarks.training.shapes import random_model
 from benchmarks.training.steps import fastest_attention, policy_for, recipe_for
-from kvbench.core.ranking import Kept
 from kvbench.kernels import logsumexp
 from kvbench.kernels.attention import attention_over
+from kvbench.kernels.kept import keep
 from kvbench.models.source import LoadedModel
 from kvbench.train.attached import NAME
 from kvbench.train.student import Dense
@@ -50,7 +50,7 @@ def _passes(loaded: LoadedModel, length: int, repeats: int) -> Row:
     scale = sizes.head_dim**-0.5
     whole = torch.tensor([length], device=device)
     priority = torch.randn(1, sizes.kv_heads, length, device=device)
-    kept = Kept.of(priority, split.sinks, split.window, split.long)
+    kept = keep(priority, split.sinks, split.window, split.long)
     dense = logsumexp.normaliser(query, key, scale)
     ids = torch.randint(loaded.model.config.vocab_size, (1, length), device=device)
 
@@ -65,7 +65,7 @@ def _passes(loaded: LoadedModel, length: int, repeats: int) -> Row:
         return future_target(query, key, scale, split.window, whole)
 
     def cut_off() -> Any:
-        return Kept.of(priority, split.sinks, split.window, split.long)
+        return keep(priority, split.sinks, split.window, split.long)
 
     def ranked() -> Any:
         return attention_over(query, key, value, kept, scale)

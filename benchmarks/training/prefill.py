@@ -11,12 +11,10 @@ from torch import Tensor, nn
 
 from benchmarks.training.clock import extra_memory, median_ms
 from benchmarks.training.shapes import random_model
-from benchmarks.training.steps import policy_for, recipe_for
+from benchmarks.training.steps import policy_for, recipe_for, untrained
 from kvbench.core.policy import Policy
 from kvbench.engine.run import Setting, contact, prefill
-from kvbench.harness.choices import make_policy
 from kvbench.models.checkpoint import make_scorers
-from kvbench.plugins import load_registry
 
 Row = dict[str, Any]
 
@@ -30,8 +28,7 @@ def measure(
     ids = torch.randint(loaded.model.config.vocab_size, (1, length), device=device)
     before: float | None = None
     for name in ("full", "kvpop", "kvpop_mlp"):
-        entry = load_registry().policy(name)
-        policy: Policy = make_policy(entry, ())[0] if name == "full" else policy_for(recipe, name)
+        policy: Policy = untrained(name) if name == "full" else policy_for(recipe, name)
         scorers = None if name == "full" else make_scorers(policy_for(recipe, name), loaded.geometry)
         if scorers is not None:
             for parameter in scorers.parameters():

@@ -58,17 +58,18 @@ def configuration(name: str, layers: int | None = None) -> Any:
         config = AutoConfig.from_pretrained(path)
     if layers is not None:
         config.num_hidden_layers = layers
-        config.layer_types = config.layer_types[:layers]
+        if getattr(config, "layer_types", None) is not None:
+            config.layer_types = config.layer_types[:layers]
     for token in ("pad_token_id", "bos_token_id", "eos_token_id"):
         setattr(config, token, None)
     return config
 
 
 def random_model(name: str, device: torch.device, dtype: torch.dtype, layers: int | None = None) -> LoadedModel:
-    """A model of this shape with random weights."""
+    """A model of this shape with random weights; those of `small` are the same on every device."""
     config = configuration(name, layers)
     torch.manual_seed(0)
-    with torch.device(device):
+    with torch.device("cpu" if name == "small" else device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]  # torch's own
     return LoadedModel(
         name=name,

@@ -17,14 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.training.clock import Clock, median_ms, peak_memory
-from benchmarks.training.shapes import random_model
+from benchmarks.training.shapes import configuration, random_model
 from kvbench.core.budget import Budget
-from kvbench.core.policy import LearnedPolicy
-from kvbench.core.ranking import Kept
+from kvbench.core.policy import LearnedPolicy, Policy
 from kvbench.kernels.attention import computed_in, has_kernel
 from kvbench.models.checkpoint import build_policy
+from kvbench.models.source import geometry_of
 from kvbench.plugins import load_registry
 from kvbench.train import student
+from kvbench.train.attached import is_scorer
 from kvbench.train.data import Batch, RowSource
 from kvbench.train.loop import Loop
 from kvbench.train.portion import Portion
@@ -84,6 +85,15 @@ def recipe_for(shape: str, length: int, rows: int) -> Recipe:
     return made
 
 
+def untrained(name: str) -> Policy:
+    """A policy with its default hyper-parameters."""
+    made = load_registry().policy(name).load()
+    assert isinstance(made, type)
+    policy = made()
+    assert isinstance(policy, Policy)
+    return policy
+
+
 def policy_for(recipe: Recipe, name: str = "kvpop") -> LearnedPolicy:
     """A learned policy with the recipe's hyper-parameters."""
     entry = load_registry().policy(name)
@@ -118,16 +128,16 @@ def fastest_attention(device: torch.device, heads: int, kv_heads: int, length: i
         except RuntimeError as error:
             print(f"  {backend.name} does not run here: {str(error).splitlines()[0][:120]}", flush=True)
     best = min(taken, key=taken.__getitem__)
-    with sdpa_kernel(best):
+    with sdpa_kernel([best, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH], set_priority=True):
         yield best.name
 
 
 class Steps:
     """A training that is set up once, and whose steps are run by hand."""
 
-    def __init__(self, shape: str, length: int, rows: int, device: torch.device, folder: Path) -> None:
+    def __init__(self, shape: str, length: int, rows: int, device: torch.device, folder: Path, **settings: Any) -> None:
         loaded = random_model(shape, device, torch.float32)
-        self.recipe = recipe_for(shape, length, rows)
+        self.recipe = recipe_for(shape, length, rows).replace(settings)
         source = RandomRows(self.recipe, loaded.model.config.vocab_size)
         self.training = Trainer(loaded, policy_for(self.recipe), self.recipe, source, folder / "run", device=device)
         self.loop: Any = Loop(self.training, None, 0, None)
@@ -135,6 +145,12 @@ class Steps:
         self.loop.current_gradient_accumulation_steps = 1
         self.device = device
         self.training.student.train()
+        # A scorer that has learned nothing ranks by age, which leaves most blocks of keys out. Scattered scores leave none out.
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for name, weight in self.training.student.named_parameters():
+                if is_scorer(name) and name.endswith(".final"):
+                    weight.copy_(torch.randn(weight.shape, generator=generator))
 
     def run(self, kind: str, clock: Clock, number: int) -> float:
         """One step of this kind; the loss."""
@@ -168,7 +184,6 @@ class Steps:
         return self.training.forward(portion, attending)[0]
 
     def _parts(self, clock: Clock) -> list[Any]:
-        of = Kept.of
         parts: list[Any] = [
             mock.patch.object(student, name, clock.timed(label, getattr(student, name)))
             for name, label in (
@@ -176,9 +191,9 @@ class Steps:
                 ("future_target", "target"),
                 ("boundary_loss", "boundary loss"),
                 ("student_priority", "scorer"),
+                ("keep", "cut-off"),
             )
         ]
-        parts.append(mock.patch.object(Kept, "of", clock.timed("cut-off", of)))
         parts.append(mock.patch.object(self.training, "teacher", clock.timed("teacher", self.training.teacher)))
         return parts
 
@@ -193,13 +208,13 @@ def measure(
     emit: Callable[[Row], None],
 ) -> None:
     """Emits a row for each kind of step: medians of seconds by part, peak memory, and the ratio to the dense step."""
-    config = random_model(shape, torch.device("meta"), torch.float32, 1).geometry
+    sizes = geometry_of(configuration(shape))
     with tempfile.TemporaryDirectory() as folder:
         steps = Steps(shape, length, rows, device, Path(folder))
-        with fastest_attention(device, config.query_heads, config.kv_heads, length, config.head_dim) as backend:
+        with fastest_attention(device, sizes.query_heads, sizes.kv_heads, length, sizes.head_dim) as backend:
             whole: dict[str, float] = {}
             for kind in kinds:
-                if kind == "flex" and not has_kernel(torch.empty(0, config.head_dim, device=device)):
+                if kind == "flex" and not has_kernel(torch.empty(0, sizes.head_dim, device=device)):
                     continue
                 clock, found, losses = Clock(device), [], []
                 for number in range(repeats + 1):

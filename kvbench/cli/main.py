@@ -17,8 +17,10 @@ import typer
 import kvbench
 from kvbench.cli.describe import describe
 from kvbench.cli.doctor import doctor
+from kvbench.cli.efficiency import efficiency
 from kvbench.cli.list import list_entries
 from kvbench.cli.lm_eval import lm_eval
+from kvbench.cli.plot_efficiency import plot_efficiency
 from kvbench.cli.plot_training import plot_training
 from kvbench.cli.run import run
 from kvbench.cli.table import table
@@ -28,6 +30,8 @@ from kvbench.core.errors import KvbenchError
 COMMANDS: tuple[tuple[str, Callable[..., None]], ...] = (
     ("run", run),
     ("table", table),
+    ("efficiency", efficiency),
+    ("plot-efficiency", plot_efficiency),
     ("train", train),
     ("lm-eval", lm_eval),
     ("plot-training", plot_training),

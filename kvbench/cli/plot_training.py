@@ -14,7 +14,9 @@ _PANELS = (("top1", "token accuracy"), ("recall", "recall of the teacher's top-k
 
 
 def plot_training(
-    runs: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders that 'kvbench train' wrote.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Folders that 'kvbench train' wrote, or their logs.")
+    ],
     out: Annotated[Path, typer.Option("--out", help="Picture to write: .png, .svg or .pdf.")],
     cr: Annotated[str | None, typer.Option("--cr", help="One ratio, as 3/4; the mean of all otherwise.")] = None,
 ) -> None:
@@ -22,13 +24,13 @@ def plot_training(
 
     Example: kvbench plot-training runs/kvpop runs/kvpop-immediate --out curves.png
     """
-    curves = {run.name: _evaluations(run, cr) for run in runs}
+    curves = {run.stem if run.is_file() else run.name: _evaluations(run, cr) for run in runs}
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise KvbenchError("Plots need the package 'matplotlib'; pip install 'kvbench[plot]'.") from error
-    figure = Figure(figsize=(4 * len(_PANELS), 3.2), layout="constrained")
+    figure = Figure(figsize=(4 * len(_PANELS), 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     for axes, (name, label) in zip(figure.subplots(1, len(_PANELS)), _PANELS, strict=True):
         for run, records in curves.items():
@@ -37,7 +39,7 @@ def plot_training(
         axes.set_xlabel("step")
         axes.set_title(label)
         axes.grid(alpha=0.3)
-    axes.legend()
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     try:
         # Text stays text, so that a picture can be searched and compared.
         with _plain_text():
@@ -54,7 +56,7 @@ def _plain_text() -> Any:
 
 def _evaluations(run: Path, cr: str | None) -> list[dict[str, Any]]:
     """The evaluations of a training: step and values, of one ratio or of all."""
-    path = run / "log.jsonl"
+    path = run if run.is_file() else run / "log.jsonl"
     if not path.is_file():
         raise KvbenchError(f"{run} holds no training: it has no log.jsonl.")
     found = []

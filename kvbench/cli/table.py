@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from kvbench.core.errors import KvbenchError, canonical
+from kvbench.efficiency.record import ROWS, read_rows
 
 
 class Format(StrEnum):
@@ -23,7 +24,9 @@ class Format(StrEnum):
 
 
 def table(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of 'kvbench run', shards together.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Folders of 'kvbench run', or of 'kvbench efficiency'.")
+    ],
     form: Annotated[
         Format, typer.Option("--format", help="text and md: a summary; csv and json: one row a cell.")
     ] = Format.text,
@@ -37,6 +40,9 @@ def table(
 
     Example: kvbench table kvbench-runs --format json
     """
+    if any((folder / ROWS).is_file() for folder in folders):
+        _efficiency(folders, form, gen_len)
+        return
     from kvbench.report.load import load
     from kvbench.report.tables import only, render, show
 
@@ -57,3 +63,19 @@ def table(
         show(stored, console, ks)
         return
     sys.stdout.write(render(stored, form.value, ks))
+
+
+def _efficiency(folders: list[Path], form: Format, gen_len: list[int] | None) -> None:
+    """Rows of cost; folders with and without them do not mix."""
+    from kvbench.efficiency.tables import render, show
+
+    # Of several measurements of one cell the last folder's counts.
+    found = {row.key: row for folder in folders for row in read_rows(folder)}
+    rows = [row for row in found.values() if not gen_len or row.cell.gen_length in gen_len]
+    if not rows:
+        raise KvbenchError("None of the rows has that generation length.")
+    console = Console()
+    if form is Format.text and console.is_terminal:
+        show(rows, console)
+        return
+    sys.stdout.write(render(rows, form.value))

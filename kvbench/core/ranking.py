@@ -23,19 +23,11 @@ def ranks(priority: Tensor) -> Tensor:
     return torch.empty_like(tokens).scatter_(-1, tokens, places)
 
 
-def running_cutoff(rank: Tensor, sinks: int, window: int, k: int, bits: int = 0) -> Tensor:
+def running_cutoff(rank: Tensor, sinks: int, window: int, k: int) -> Tensor:
     """Rank of the k-th best eligible token at each query [..., S]; S where fewer than k are eligible, -1 if k is 0.
 
-    Token t is eligible at query q when sinks <= t <= q - window. Vectorised over everything but the digits of a rank: a
-    wavelet tree's k-th smallest of a prefix, O(S log S) time and O(S) memory a head (docs/kvpop.md 2.3).
-
-    Args:
-        rank: of each token [..., S].
-        sinks: first tokens, which are never eligible.
-        window: newest tokens, which are not eligible yet.
-        k: long-range slots.
-        bits: of a rank that are decided at once. More of them are fewer but larger operations, which GPUs prefer; chosen by
-            the device when 0.
+    Token t is eligible at query q when sinks <= t <= q - window. Vectorised over everything but the bits of a rank:
+    a wavelet tree's k-th smallest of a prefix, O(S log S) time and O(S) memory a head (docs/kvpop.md 2.3).
     """
     size = rank.shape[-1]
     queries = torch.arange(size, device=rank.device)
@@ -44,39 +36,25 @@ def running_cutoff(rank: Tensor, sinks: int, window: int, k: int, bits: int = 0)
     current = rank[..., sinks : max(size - window, sinks)]
     length = current.shape[-1]
     eligible = (queries - window - sinks + 1).clamp(0, length)
-    bits = bits or (4 if rank.is_cuda else 2)
-    digits = torch.arange(1 << bits, device=rank.device)
-    bounds = torch.stack((torch.zeros_like(eligible), eligible)).expand(*rank.shape[:-1], 2, size)
+    low = torch.zeros_like(rank)
+    high = eligible.expand_as(rank).clone()
     wanted = torch.full_like(rank, k)
     cutoff = torch.zeros_like(rank)
-    for shift in reversed(range(0, max(1, (size - 1).bit_length()), bits)):
-        digit = (current >> shift) & digits[-1]
-        # How many of the first n tokens have each digit [..., n, branches].
-        counts = (digit[..., None] == digits).to(torch.int32).cumsum(-2, dtype=torch.int32)
-        counts = torch.nn.functional.pad(counts, (0, 0, 1, 0))
-        low, high = _rows(counts, bounds[..., 0, :]), _rows(counts, bounds[..., 1, :])
-        below = (high - low).cumsum(-1)
-        # The digit of the wanted token: that of the first branch which, with those before it, holds enough.
-        chosen = (below < wanted[..., None]).sum(-1, keepdim=True).clamp(max=len(digits) - 1)
-        cutoff = cutoff | (chosen[..., 0] << shift)
-        inside = (high - low).gather(-1, chosen)
-        wanted = wanted - (below.gather(-1, chosen) - inside)[..., 0]
-        # A stable sort by this digit: branches one after the other, their tokens in the old order.
-        total = counts[..., -1, :]
-        first = total.cumsum(-1) - total
-        start = first.gather(-1, chosen[..., 0])
-        bounds = (
-            torch.stack((low.gather(-1, chosen)[..., 0], high.gather(-1, chosen)[..., 0]), -2) + start[..., None, :]
-        )
-        if shift:
-            place = first.gather(-1, digit) + counts[..., 1:, :].gather(-1, digit[..., None])[..., 0] - 1
-            current = torch.empty_like(current).scatter_(-1, place, current)
+    for bit in reversed(range(max(1, (size - 1).bit_length()))):
+        is_zero = (current >> bit) & 1 == 0
+        before = torch.nn.functional.pad(is_zero.long().cumsum(-1), (1, 0))
+        zeros = before[..., -1:]
+        low_zeros, high_zeros = before.gather(-1, low), before.gather(-1, high)
+        found = high_zeros - low_zeros
+        left = wanted <= found
+        cutoff = torch.where(left, cutoff, cutoff | (1 << bit))
+        low = torch.where(left, low_zeros, zeros + low - low_zeros)
+        high = torch.where(left, high_zeros, zeros + high - high_zeros)
+        wanted = torch.where(left, wanted, wanted - found)
+        # A stable partition by this bit: zeros keep their order in front, ones behind them.
+        behind = zeros + torch.arange(length, device=rank.device) - before[..., :-1]
+        current = torch.empty_like(current).scatter_(-1, torch.where(is_zero, before[..., :-1], behind), current)
     return torch.where(eligible >= k, cutoff, size)
-
-
-def _rows(counts: Tensor, index: Tensor) -> Tensor:
-    """Rows `index` [..., S] of counts [..., n, branches]."""
-    return counts.gather(-2, index[..., None].expand(*index.shape, counts.shape[-1]))
 
 
 def keep_mask(rank: Tensor, cutoff: Tensor, sinks: int, window: int, queries: slice | Tensor = slice(None)) -> Tensor:

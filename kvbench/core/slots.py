@@ -67,6 +67,17 @@ class Slots:
         """All storage; the first dimension is the row."""
         return self.keys, self.values, self.positions, self.priority, self.recent
 
+    def grow(self, slots: int) -> None:
+        """Makes it `slots` in all, the further ones empty; for caches with a slot for every token."""
+        rows, heads, held, dim = self.keys.shape
+        wider = Slots.empty(
+            rows, heads, slots, dim, self.sinks, self.window, dtype=self.keys.dtype, device=self.keys.device
+        )
+        for name in ("keys", "values", "positions", "priority"):
+            fresh = getattr(wider, name)
+            fresh[:, :, :held] = getattr(self, name)
+            setattr(self, name, fresh)
+
     def set_priority(self, priority: Tensor) -> None:
         """Stores priorities [R, H, b] of the first b slots. Sinks, the window and empty slots keep theirs."""
         extent = priority.shape[-1]

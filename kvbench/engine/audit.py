@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import fsum
 from typing import TypeVar
@@ -47,7 +47,7 @@ class Auditor:
         self._managed = [layer for layer, window in zip(rows.layers, windows, strict=True) if window is None]
         self._sliding = [layer for layer, window in zip(rows.layers, windows, strict=True) if window is not None]
         self._policy = setting.policy
-        _check_charged_state(self._managed, self._policy)
+        check_charged_state(self._managed, self._policy)
         count, device = len(rows.ids), rows.ids.device
         self._removed = torch.zeros(count, dtype=torch.float64, device=device)
         self._removed_now = torch.zeros(count, dtype=torch.float64, device=device)
@@ -190,10 +190,10 @@ def _audit(
     violations: int,
     entries: Tensor,
 ) -> Audit:
-    _check_charged_state(managed, policy)
+    check_charged_state(managed, policy)
     # fsum: the order in which requests ended leaves no trace, not even in the last bit.
     peak = max(request.peak for request in closed)
-    bytes_of = _live_bytes(managed)
+    kv, state, metadata = live_bytes(managed)
     return Audit(
         slots=max(layer.slots.capacity for layer in managed),
         peak=peak,
@@ -201,17 +201,17 @@ def _audit(
         cr_mean=fsum(request.removed for request in closed) / sum(request.steps for request in closed),
         cr_peak=1 - peak / reference,
         cr_end=fsum(request.removed_at_end for request in closed) / len(closed),
-        kv_bytes=bytes_of[0] // rows,
-        scorer_bytes=bytes_of[1] // rows,
-        metadata_bytes=bytes_of[2] // rows,
+        kv_bytes=kv // rows,
+        scorer_bytes=state // rows,
+        metadata_bytes=metadata // rows,
         evictions=sum(request.evictions for request in closed),
-        sliding_bytes=sum(_live_bytes(sliding)) // rows,
+        sliding_bytes=sum(live_bytes(sliding)) // rows,
         head_entries=tuple(tuple(layer) for layer in entries.tolist()),
         free=not policy.hard_budget,
     )
 
 
-def _check_charged_state(managed: Sequence[Layer], policy: Policy) -> None:
+def check_charged_state(managed: Sequence[Layer], policy: Policy) -> None:
     """Refuses a policy that stores more than the slots that it gave up would have held.
 
     Raises:
@@ -221,7 +221,7 @@ def _check_charged_state(managed: Sequence[Layer], policy: Policy) -> None:
         return
     for layer in managed:
         keys, charged = layer.slots.keys, layer.split.charged
-        stored = _bytes(layer.state.charged()) / (keys.shape[0] * keys.shape[1])
+        stored = bytes_of(layer.state.charged()) / (keys.shape[0] * keys.shape[1])
         paid = charged * 2 * keys.shape[3] * keys.element_size()
         if stored > paid:
             raise KvbenchError(
@@ -231,17 +231,18 @@ def _check_charged_state(managed: Sequence[Layer], policy: Policy) -> None:
             )
 
 
-def _live_bytes(layers: Sequence[Layer]) -> tuple[int, int, int]:
+def live_bytes(layers: Sequence[Layer]) -> tuple[int, int, int]:
     """(keys and values, policy state, positions and priorities and rings) in bytes."""
     slots = [layer.slots for layer in layers]
     return (
-        sum(_bytes((one.keys, one.values)) for one in slots),
-        sum(_bytes(layer.state.tensors()) for layer in layers),
-        sum(_bytes((one.positions, one.priority, one.recent)) for one in slots),
+        sum(bytes_of((one.keys, one.values)) for one in slots),
+        sum(bytes_of(layer.state.tensors()) for layer in layers),
+        sum(bytes_of((one.positions, one.priority, one.recent)) for one in slots),
     )
 
 
-def _bytes(tensors: Sequence[torch.Tensor]) -> int:
+def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of all elements."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 

@@ -1,4 +1,4 @@
-"""The decode step of all rows as CUDA graphs: captured once for each extent, replayed without launching from the host."""
+"""The decode step of all rows: plain, or as CUDA graphs that are captured once for each extent and then replayed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,23 @@ from kvbench.engine.rows import Rows
 _BUCKET = 256
 
 
+class PlainStep:
+    """Calls `rows.step(); auditor.count()`; without an auditor nothing is counted."""
+
+    def __init__(self, rows: Rows, auditor: Auditor | None = None) -> None:
+        self._rows = rows
+        self._auditor = auditor
+
+    def __call__(self) -> bool:
+        """One step; true, as always when nothing had to be prepared for it."""
+        self._rows.step()
+        if self._auditor is not None:
+            self._auditor.count()
+        return True
+
+
 class GraphedStep:
-    """Calls like `rows.step(); auditor.count()`, captured; without an auditor nothing is counted.
+    """Calls like `PlainStep`, captured.
 
     A graph's shapes are fixed, so the two numbers that a step knows about lengths are rounded: `longest` up to a multiple
     of 256, `shortest` down to "every slot is full" or "maybe not". Kernels ask neither: one graph serves all lengths. The first
@@ -25,19 +40,22 @@ class GraphedStep:
         self._pool = torch.cuda.graph_pool_handle()
         self._largest = max(layer.slots.capacity for layer in rows.layers)
 
-    def __call__(self) -> None:
+    def __call__(self) -> bool:
+        """One step; true if it was a replay alone, false if it ran plainly or was captured first."""
         key = self._key()
         if key not in self._graphs:
             self._graphs[key] = None
             self._run(key)
-            return
+            return False
         graph = self._graphs[key]
+        captured = graph is not None
         if graph is None:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool):
                 self._run(key)
             self._graphs[key] = graph
         graph.replay()
+        return captured
 
     def _key(self) -> tuple[int, int]:
         shortest, longest = self._rows.extent()

@@ -18,6 +18,7 @@ from kvbench.core.ranking import Kept
 from kvbench.core.slots import Slots, several_victims, unprotected, victims
 from kvbench.engine import attention
 from kvbench.kernels.attention import attention_over, has_kernel
+from kvbench.kernels.kept import keep
 
 _FUSED_FROM = 4096
 """Tokens from which on a prompt is worth a kernel, which is compiled for its length."""
@@ -247,7 +248,7 @@ class Layer:
     ) -> Tensor:
         sinks, window, capacity = self.slots.sinks, self.slots.window, self.slots.capacity
         size = priority.shape[-1]
-        kept = Kept.of(priority, sinks, window, capacity - sinks - window)
+        kept = keep(priority, sinks, window, capacity - sinks - window)
         out = self._attend_kept(query, tokens, kept, scale, counts)
         last = kept.mask(slice(size - 1, size))[..., 0, :]
         index = last.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[..., :capacity]

@@ -17,6 +17,9 @@ from importlib.util import find_spec
 from typing import Final
 
 from kvbench.core.errors import KvbenchError
+from kvbench.engine.audit import Auditor
+from kvbench.engine.graph import GraphedStep, PlainStep
+from kvbench.engine.rows import Rows
 from kvbench.engine.run import Setting
 from kvbench.models.source import LoadedModel
 
@@ -34,6 +37,10 @@ class Chosen:
     name: str
     setting: Setting
     captured: bool
+
+    def step(self, rows: Rows, auditor: Auditor | None = None) -> PlainStep | GraphedStep:
+        """What runs a step of these rows, which are of this setting."""
+        return (GraphedStep if self.captured else PlainStep)(rows, auditor)
 
 
 def choose(setting: Setting, rows: int, wanted: str = "auto") -> Chosen:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -57,40 +57,42 @@ class Setting:
 
     def layers(self, rows: int, seeds: Tensor) -> list[Layer]:
         """Fresh layers for `rows` sequences with these random streams [rows]; sliding layers keep their own window."""
-        geometry, device = self.loaded.geometry, self.loaded.device
-        layers, managed = [], 0
-        for window in sliding_windows(self.loaded.model.config):
-            split = self.split if window is None else Split(slots=window, sinks=0, window=1)
-            slots = Slots.empty(
-                rows,
-                geometry.kv_heads,
-                self.capacity if window is None else window,
-                geometry.head_dim,
-                split.sinks,
-                split.window,
-                self.loaded.dtype,
-                device,
-            )
-            if window is None:
-                scorer = self.scorers[managed] if self.scorers is not None else None
-                request = StateRequest(
-                    managed,
-                    rows,
-                    geometry,
-                    split,
-                    seeds,
-                    device,
-                    scorer,
-                    self.loaded.dtype,
-                    self.reference_length,
-                    self.kernels,
-                )
-                state, frees = self.policy.state(request), not self.policy.hard_budget
-                layers.append(Layer(split, slots, state, frees, self.kernels))
-                managed += 1
-            else:
-                layers.append(Layer(split, slots, RecencyState(), kernels=self.kernels))
-        return layers
+        return [self.layer(index, rows, seeds) for index in range(len(sliding_windows(self.loaded.model.config)))]
+
+    def layer(self, index: int, rows: int, seeds: Tensor) -> Layer:
+        """One of `layers`, by its place in the model."""
+        geometry, device, dtype = self.loaded.geometry, self.loaded.device, self.loaded.dtype
+        windows = sliding_windows(self.loaded.model.config)
+        window = windows[index]
+        split = self.split if window is None else Split(slots=window, sinks=0, window=1)
+        slots = Slots.empty(
+            rows,
+            geometry.kv_heads,
+            self.capacity if window is None else window,
+            geometry.head_dim,
+            split.sinks,
+            split.window,
+            dtype,
+            device,
+        )
+        if window is not None:
+            return Layer(split, slots, RecencyState(), kernels=self.kernels)
+        managed = windows[:index].count(None)
+        scorer = self.scorers[managed] if self.scorers is not None else None
+        request = StateRequest(
+            managed, rows, geometry, split, seeds, device, scorer, dtype, self.reference_length, self.kernels
+        )
+        return Layer(split, slots, self.policy.state(request), not self.policy.hard_budget, self.kernels)
+
+    def chunks(self, size: int) -> list[tuple[int, int]]:
+        """(start, stop) of the pieces in which a prompt of `size` tokens enters a managed layer."""
+        capacity = self.capacity
+        if self.policy.static or size <= capacity:
+            return [(0, size)]
+        # Sliding-window layers evict by position, one token at a time.
+        sliding = any(window is not None for window in sliding_windows(self.loaded.model.config))
+        chunk = 1 if sliding else max(1, min(_LARGEST_CHUNK, capacity // 8, self.split.long + 1))
+        return list(pairwise([0, *range(capacity, size, chunk), size]))
 
 
 class _Decode:
@@ -109,17 +111,25 @@ class _Prefill:
         self._layers, self._start, self._seen = layers, start, seen
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        slots = self._layers[layer].slots
-        for tensor, storage in ((key, slots.keys), (value, slots.values)):
-            if (tensor.shape[1], tensor.shape[3]) != (storage.shape[1], storage.shape[3]):
-                raise KvbenchError(
-                    f"Layer {layer} caches {tensor.shape[1]} heads of size {tensor.shape[3]} where the configuration says "
-                    f"{storage.shape[1]} of {storage.shape[3]}; kvbench needs the same shape in every layer."
-                )
+        check_shapes(layer, self._layers[layer].slots, key, value)
         if self._start == 0:
             seen = None if self._seen is None else self._seen[layer]
             return self._layers[layer].prefill(query, key, value, scale, seen)
         return self._layers[layer].extend(query, key, value, scale, self._start)
+
+
+def check_shapes(layer: int, slots: Slots, key: Tensor, value: Tensor) -> None:
+    """Refuses keys and values that are not of the shape that the configuration promises.
+
+    Raises:
+        KvbenchError: layers differ in their number or size of heads.
+    """
+    for tensor, storage in ((key, slots.keys), (value, slots.values)):
+        if (tensor.shape[1], tensor.shape[3]) != (storage.shape[1], storage.shape[3]):
+            raise KvbenchError(
+                f"Layer {layer} caches {tensor.shape[1]} heads of size {tensor.shape[3]} where the configuration says "
+                f"{storage.shape[1]} of {storage.shape[3]}; kvbench needs the same shape in every layer."
+            )
 
 
 @contextmanager
@@ -130,7 +140,7 @@ def contact(loaded: LoadedModel) -> Iterator[None]:
         KvbenchError: the model does not go through the attention interface, or not with plain attention alone.
     """
     model = loaded.model
-    _refuse_unsupported(loaded)
+    refuse_unsupported(model, loaded.name)
     before = model.config._attn_implementation
     model.set_attn_implementation(attention.NAME)
     try:
@@ -139,27 +149,28 @@ def contact(loaded: LoadedModel) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
-def _refuse_unsupported(loaded: LoadedModel) -> None:
-    model, config = loaded.model, loaded.model.config
+def refuse_unsupported(model: Any, name: str) -> None:
+    """Refuses what the engine cannot run; asks nothing of the configuration that another kind of model lacks.
+
+    Raises:
+        KvbenchError: the model does not go through the attention interface, or not with plain attention alone.
+    """
+    config = model.config
     if not model._supports_attention_backend:
         raise KvbenchError(
-            f"Model '{loaded.name}' ({type(model).__name__}) does not use transformers' attention interface; "
+            f"Model '{name}' ({type(model).__name__}) does not use transformers' attention interface; "
             "kvbench needs a decoder-only model that does."
         )
     kinds = getattr(config, "layer_types", None) or ()
     if strange := sorted({*kinds} - {"full_attention", "sliding_attention"}):
-        raise KvbenchError(
-            f"Model '{loaded.name}' has layers of the kind {strange[0]}, which kvbench does not support."
-        )
+        raise KvbenchError(f"Model '{name}' has layers of the kind {strange[0]}, which kvbench does not support.")
     if None not in sliding_windows(config):
-        raise KvbenchError(
-            f"Model '{loaded.name}' has a sliding window in every layer; there is no cache to evict from."
-        )
+        raise KvbenchError(f"Model '{name}' has a sliding window in every layer; there is no cache to evict from.")
     ropes = getattr(config, "rope_parameters", None) or {}
     for rope in (ropes, *ropes.values()):
         if isinstance(rope, dict) and (kind := rope.get("rope_type")) in ("dynamic", "longrope"):
             raise KvbenchError(
-                f"Model '{loaded.name}' has {kind} rotary embeddings, which turn a token by the longest sequence of its batch; "
+                f"Model '{name}' has {kind} rotary embeddings, which turn a token by the longest sequence of its batch; "
                 "with kvbench a row's answer depends on that row alone."
             )
 
@@ -192,14 +203,7 @@ def feed(
 
 def prefill(setting: Setting, layers: Sequence[Layer], prompts: Tensor) -> Tensor:
     """Reads prompts [R, T] of equal length into fresh layers; logits [R, V] of the last token."""
-    size, capacity = prompts.shape[1], setting.capacity
-    if setting.policy.static or size <= capacity:
-        return feed(setting.loaded, layers, prompts, 0)[:, -1]
-    # Sliding-window layers evict by position, one token at a time.
-    sliding = len(layers) > setting.loaded.geometry.layers
-    chunk = 1 if sliding else max(1, min(_LARGEST_CHUNK, capacity // 8, setting.split.long + 1))
-    edges = [0, *range(capacity, size, chunk), size]
-    for start, stop in pairwise(edges):
+    for start, stop in setting.chunks(prompts.shape[1]):
         logits = feed(setting.loaded, layers, prompts[:, start:stop], start)
     return logits[:, -1]
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, get_type_hints
+from typing import TYPE_CHECKING, Literal, get_args, get_origin, get_type_hints
 
 from kvbench.core.errors import KvbenchError, unknown_name
 from kvbench.core.policy import LearnedPolicy, Policy
@@ -83,7 +83,7 @@ def choose(checked: Checked, loaded: LoadedModel, registry: Registry) -> Choices
 
 
 def make_policy(entry: PolicyEntry, arguments: Sequence[tuple[str, str]]) -> tuple[Policy, tuple[tuple[str, str], ...]]:
-    """A policy that is not learned, with those of the arguments that it has; and these arguments.
+    """A policy with those of the arguments that it has, and these arguments; a learned one without its trained weights.
 
     Raises:
         KvbenchError: a value is not of the parameter's type, or the policy refuses it.
@@ -106,11 +106,12 @@ def _convert(policy: str, name: str, text: str, kind: object) -> object:
             return text.lower() in _TRUE
         if kind is int or kind is float:
             return kind(text)
-        if kind is str:
+        if kind is str or (get_origin(kind) is Literal and text in get_args(kind)):
             return text
     except ValueError:
         pass
-    wanted = kind.__name__ if isinstance(kind, type) else str(kind)
+    named = kind.__name__ if isinstance(kind, type) else str(kind)
+    wanted = ", ".join(map(str, get_args(kind))) if get_origin(kind) is Literal else named
     raise KvbenchError(f"The argument {name}={text} of policy '{policy}' is not of type {wanted}.")
 
 

@@ -134,8 +134,8 @@ def load_model(checked: Checked, registry: Registry) -> LoadedModel:
     if checked.threads is not None:
         torch.set_num_threads(checked.threads)
     disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers draws its own bars, terminal or not
-    device = _device(checked.device)
-    loaded = open_model(checked.model, registry, torch.device(device), _dtype(checked, device))
+    device = device_of(checked.device)
+    loaded = open_model(checked.model, registry, torch.device(device), dtype_of(checked.dtype, checked.model, device))
     with contact(loaded):
         pass  # a model that the engine cannot run is refused now, not once a cell
     return loaded
@@ -176,7 +176,12 @@ def _done(store: Store, planned: Planned) -> bool:
     return row is not None and row.status == "ok"
 
 
-def _device(wanted: str) -> str:
+def device_of(wanted: str) -> str:
+    """`cpu` or `cuda`.
+
+    Raises:
+        KvbenchError: CUDA is asked for and not there.
+    """
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if wanted == "cuda" and not torch.cuda.is_available():
@@ -184,8 +189,9 @@ def _device(wanted: str) -> str:
     return wanted
 
 
-def _dtype(checked: Checked, device: str) -> torch.dtype:
-    if checked.dtype != "auto":
-        return torch.float32 if checked.dtype == "float32" else torch.bfloat16
-    always = canonical(checked.model) in _ALWAYS_FLOAT32
+def dtype_of(wanted: str, model: str, device: str) -> torch.dtype:
+    """The number type of a model on a device."""
+    if wanted != "auto":
+        return torch.float32 if wanted == "float32" else torch.bfloat16
+    always = canonical(model) in _ALWAYS_FLOAT32
     return torch.bfloat16 if device == "cuda" and not always else torch.float32

@@ -84,7 +84,7 @@ class Store:
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         self.folder = folder
-        self._lock = _locked(folder)
+        self._lock = locked(folder)
         try:
             _check_manifest(folder / MANIFEST, settings)
             self._results = self._recover()
@@ -110,12 +110,12 @@ class Store:
             return
         try:
             if completions:
-                _append(self.folder / COMPLETIONS, (record.to_json() for record in completions))
+                append_lines(self.folder / COMPLETIONS, (record.to_json() for record in completions))
                 self._grades += [record.grade for record in completions]
                 write_grades(self.folder / GRADES, self._grades)
-            _append(self.folder / RESULTS, [result.to_json()])
+            append_lines(self.folder / RESULTS, [result.to_json()])
         except OSError as error:
-            raise _not_writable(self.folder, error) from error
+            raise not_writable(self.folder, error) from error
         self._results[result.key] = result
 
     def _recover(self) -> dict[str, Result]:
@@ -188,20 +188,21 @@ def _rewrite(path: Path, done: set[str]) -> None:
     fresh.replace(path)
 
 
-def _append(path: Path, lines: Iterable[str]) -> None:
+def append_lines(path: Path, lines: Iterable[str]) -> None:
+    """Add lines to a file and wait until they are on the disk."""
     with path.open("a", encoding="utf-8") as file:
         file.write("".join(f"{line}\n" for line in lines))
         file.flush()
         os.fsync(file.fileno())
 
 
-def _locked(folder: Path) -> int:
+def locked(folder: Path) -> int:
     """Make the folder and take its lock; the system releases it when the process ends, however it ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise _not_writable(folder, error) from error
+        raise not_writable(folder, error) from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -215,7 +216,8 @@ def _locked(folder: Path) -> int:
     return handle
 
 
-def _not_writable(folder: Path, error: OSError) -> KvbenchError:
+def not_writable(folder: Path, error: OSError) -> KvbenchError:
+    """The sentence for a folder that the system refuses."""
     reason = os.strerror(error.errno or 0).lower()
     return KvbenchError(f"The output folder {folder} cannot be written ({reason}); choose another with --out.")
 

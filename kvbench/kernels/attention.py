@@ -19,11 +19,13 @@ from torch.utils.checkpoint import checkpoint
 from kvbench.core.ranking import Kept
 from kvbench.kernels import check
 
-_QUERIES = 512
+_QUERIES = 1024
 """Queries of a block of the plain form."""
 
 
-def attention_over(query: Tensor, key: Tensor, value: Tensor, kept: Kept, scale: float) -> tuple[Tensor, Tensor | None]:
+def attention_over(
+    query: Tensor, key: Tensor, value: Tensor, kept: Kept, scale: float, lengths: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
     """Attention [R, Hq, S, D] of each query over what its KV head keeps, and what its kernel leaves behind.
 
     Args:
@@ -32,6 +34,7 @@ def attention_over(query: Tensor, key: Tensor, value: Tensor, kept: Kept, scale:
         value: [R, H, S, D].
         kept: of [R, H, S].
         scale: factor of the dot product.
+        lengths: true length of each row [R]; what lies behind it need not be computed, and is arbitrary.
 
     Returns:
         The output, and the log-sum-exp of each query's logits over what it sees [R, Hq, S] in fp32, without gradient;
@@ -46,10 +49,13 @@ def attention_over(query: Tensor, key: Tensor, value: Tensor, kept: Kept, scale:
     from kvbench.kernels import flex
     from kvbench.kernels.visible import Visible
 
-    out, lse = flex.attend(query, key, value, Visible.of(kept), scale)
+    out, lse = flex.attend(query, key, value, Visible.of(kept, lengths), scale)
 
     def plain(index: Tensor) -> Tensor:
         seen = Kept(kept.rank[:1], kept.cutoff[:1], kept.sinks, kept.window).mask(index)[0]
+        if lengths is not None:
+            itself = torch.arange(query.shape[2], device=index.device) == index[:, None]
+            seen = torch.where((index < lengths[0])[:, None], seen, itself)
         return _log_sums(query[0][:, index], key[0], seen, scale)
 
     check.once("flex_attention", lse, query, plain)

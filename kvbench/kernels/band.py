@@ -14,7 +14,7 @@ Shapes: R rows, S tokens, D head dimension; x has Hx heads and y has Hy, one of 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import triton
@@ -22,7 +22,22 @@ import triton.language as tl
 from torch import Tensor
 
 _LOG2E = 1.4426950408889634
-_LN2 = 0.6931471805599453
+
+
+class Blocks(NamedTuple):
+    """How a program works: rows of x and columns of y in a block, warps, and blocks of y on their way at once."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+    @classmethod
+    def of(cls, dtype: torch.dtype, dim: int) -> Blocks:
+        """What fits registers and shared memory without spilling, two programs at once, on compute capability 9.0."""
+        if dtype == torch.float32:
+            return cls(32, 32, 4, 2) if dim <= 128 else cls(16, 16, 4, 1)
+        return cls(128, 64, 4, 3) if dim <= 128 else cls(64, 32, 4, 2)
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # triton has no types
@@ -91,68 +106,23 @@ def _band(  # type: ignore[no-untyped-def]
         j = place + columns
         at = y + j[None, :].to(tl.int64) * y_token + d[:, None]
         top, total = _fold(
-            held,
-            at,
-            bias + j,
-            j,
-            i,
-            top,
-            total,
-            factor,
-            slope,
-            first,
-            last,
-            length,
-            live,
-            BIASED,
-            False,
-            EVEN,
-            PRECISION,
-        )
+            held, at, bias + j, j, i, top, total, factor, slope,
+            first, last, length, live, BIASED, False, EVEN, PRECISION,
+        )  # fmt: skip
     for place in range(whole_begin, whole_end, COLUMNS):
         j = place + columns
         at = y + j[None, :].to(tl.int64) * y_token + d[:, None]
         top, total = _fold(
-            held,
-            at,
-            bias + j,
-            j,
-            i,
-            top,
-            total,
-            factor,
-            slope,
-            first,
-            last,
-            length,
-            live,
-            BIASED,
-            True,
-            EVEN,
-            PRECISION,
-        )
+            held, at, bias + j, j, i, top, total, factor, slope,
+            first, last, length, live, BIASED, True, EVEN, PRECISION,
+        )  # fmt: skip
     for place in range(whole_end, end, COLUMNS):
         j = place + columns
         at = y + j[None, :].to(tl.int64) * y_token + d[:, None]
         top, total = _fold(
-            held,
-            at,
-            bias + j,
-            j,
-            i,
-            top,
-            total,
-            factor,
-            slope,
-            first,
-            last,
-            length,
-            live,
-            BIASED,
-            False,
-            EVEN,
-            PRECISION,
-        )
+            held, at, bias + j, j, i, top, total, factor, slope,
+            first, last, length, live, BIASED, False, EVEN, PRECISION,
+        )  # fmt: skip
     # A row without a column has the logarithm of nothing.
     tl.store(out + i, tl.where(total > 0, (top + tl.log2(total)) * 0.6931471805599453, float("-inf")), mask=i < size)
 
@@ -166,9 +136,7 @@ def band_logsumexp(
     last: int,
     lengths: Tensor,
     power: float = 1.0,
-    *,
-    rows: int = 0,
-    columns: int = 0,
+    blocks: Blocks | None = None,
 ) -> Tensor:
     """Log-sum-exp over a band [R, H, S] in fp32, where H is the larger of Hx and Hy; -inf where the band is empty.
 
@@ -181,28 +149,24 @@ def band_logsumexp(
         last: it ends with column i + last.
         lengths: columns that count in each row of the batch [R].
         power: factor of logits and bias.
-        rows: of x in a program's block; chosen by number type and head dimension when 0.
-        columns: of y in it, likewise.
+        blocks: how programs work; chosen by number type and head dimension when None.
     """
     count, x_heads, size, dim = x.shape
     y_heads = y.shape[1]
     heads = max(x_heads, y_heads)
     x, y = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (x, y))
     out = torch.empty(count, heads, size, dtype=torch.float32, device=x.device)
-    half = x.dtype in (torch.bfloat16, torch.float16)
     padded = max(16, triton.next_power_of_2(dim))
-    small = padded > 128 or not half
-    rows, columns = rows or (64 if small else 128), columns or (32 if small else 128)
-    grid = (triton.cdiv(size, rows), count * heads)
-    options: dict[str, Any] = {"num_warps": 4 if small else 8, "num_stages": 2 if small else 3}
+    blocks = blocks or Blocks.of(x.dtype, padded)
+    grid = (triton.cdiv(size, blocks.rows), count * heads)
     _band[grid](
         x, y, out if bias is None else bias.contiguous(), lengths.to(torch.int32), out,
         *x.stride()[:3], *y.stride()[:3],
         heads, heads // x_heads, heads // y_heads, size,
         scale * power * _LOG2E, power * _LOG2E, max(first, -size), min(last, size),
-        DIM=dim, DIM_PADDED=padded, ROWS=rows, COLUMNS=columns,
+        DIM=dim, DIM_PADDED=padded, ROWS=blocks.rows, COLUMNS=blocks.columns,
         # fp32 means fp32: tf32 has the mantissa of fp16, and a power of 8 would multiply its error.
         BIASED=bias is not None, REVERSED=first < 0, PRECISION="ieee",
-        **options,
+        num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
     return out

@@ -1,4 +1,4 @@
-"""A kernel is held to the plain form where it first runs: what it says of some queries, once a process and backend.
+"""A kernel is held to the plain form where it first runs: what it says of some tokens, once a process and backend.
 
 Kernels are compiled on the machine that runs them, from what its versions of torch and Triton make of them; at least one
 released backend has returned log-sum-exps to another base. A wrong one would train quietly.
@@ -22,11 +22,11 @@ _passed: set[tuple[str, str, torch.dtype]] = set()
 
 @torch.no_grad()
 def once(backend: str, found: Tensor, like: Tensor, expected: Callable[[Tensor], Tensor]) -> None:
-    """Compares log-sum-exps of the first row with those of the plain form, the first time that a backend runs.
+    """Compares numbers of the first row with those of the plain form, the first time that a backend runs.
 
     Args:
         backend: name of the kernel.
-        found: log-sum-exps [R, Hq, S].
+        found: numbers of each head and token [R, Hq, S]: log-sum-exps, or integers.
         like: an input of the kernel, for its device and number type.
         expected: of indices [n], the plain form's for the first row [Hq, n].
 
@@ -43,7 +43,7 @@ def once(backend: str, found: Tensor, like: Tensor, expected: Callable[[Tensor],
     off = float(torch.where(mine == plain, 0.0, (mine - plain).abs()).nan_to_num(nan=torch.inf, posinf=torch.inf).max())
     if not off <= _TOLERANCE:
         raise KvbenchError(
-            f"The kernel '{backend}' is wrong on {like.device} ({like.dtype}, torch {torch.__version__}): its log-sum-exp "
-            f"is off by {off:.3g}; use another version of torch, or --device cpu."
+            f"The kernel '{backend}' is wrong on {like.device} ({like.dtype}, torch {torch.__version__}): what it "
+            f"says is off by {off:.3g}; use another version of torch, or --device cpu."
         )
     _passed.add(case)

@@ -52,14 +52,22 @@ class Visible:
     cutoff: Tensor | None = None
 
     @classmethod
-    def of(cls, kept: Kept) -> Visible:
-        """What `kept` of [R, H, S] keeps."""
+    def of(cls, kept: Kept, lengths: Tensor | None = None) -> Visible:
+        """What `kept` of [R, H, S] keeps.
+
+        Tokens behind the true lengths [R], where these are given, see and are seen by themselves only.
+        """
         rows, _, size = kept.rank.shape
         token = torch.arange(size, device=kept.rank.device)
         far = _rows_apart(rows, size, token)
         rank = kept.rank.masked_fill(token < kept.sinks, _SINK) + far
-        cutoff = kept.cutoff + far
-        return cls(_near(rows, size, kept.window, token), _laid(rank, _LARGEST), _laid(cutoff, -_LARGEST))
+        cutoff, near = kept.cutoff + far, _near(rows, size, kept.window, token)
+        if lengths is not None:
+            padding = token >= lengths[:, None]
+            rank = rank.masked_fill(padding[:, None], _LARGEST)
+            cutoff = cutoff.masked_fill(padding[:, None], -_LARGEST)
+            near = torch.where(_flat(padding, len(near)), torch.arange(len(near), device=near.device) - 1, near).int()
+        return cls(near, _laid(rank, _LARGEST), _laid(cutoff, -_LARGEST))
 
     @classmethod
     def causal(cls, rows: int, size: int, device: torch.device) -> Visible:
@@ -108,6 +116,11 @@ def _near(rows: int, size: int, window: int, token: Tensor) -> Tensor:
     # What fills up sees itself, so that no query is without a key.
     filled[: rows * size] = near.flatten()
     return filled
+
+
+def _flat(padding: Tensor, size: int) -> Tensor:
+    """[R, S] -> [N], bool."""
+    return torch.nn.functional.pad(padding.flatten(), (0, size - padding.numel()), value=True)
 
 
 def _laid(numbers: Tensor, fill: int) -> Tensor:

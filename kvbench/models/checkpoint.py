@@ -129,7 +129,7 @@ class Checkpoint:
         return Checkpoint.load(folder)
 
     def require(self, loaded: LoadedModel, policy_name: str | None = None) -> None:
-        """Checks that this checkpoint is for a model and, if named, for a policy.
+        """Checks that this checkpoint is for a model, as far as its weights are known, and, if named, for a policy.
 
         Raises:
             KvbenchError: it is for another one.
@@ -144,7 +144,7 @@ class Checkpoint:
                 f"The checkpoint is for a model with {_sizes(self.geometry)}, "
                 f"but '{loaded.name}' has {_sizes(loaded.geometry)}."
             )
-        if loaded.weights_hash != self.weights_hash:
+        if loaded.weights_hash and loaded.weights_hash != self.weights_hash:
             raise KvbenchError(
                 f"The checkpoint is for model '{self.base_model}' with weights {self.weights_hash[:12]}, "
                 f"but '{loaded.name}' has weights {loaded.weights_hash[:12]}; train one for this model."
@@ -176,8 +176,8 @@ class Checkpoint:
     def adapted(self, model: nn.Module) -> Iterator[None]:
         """Runs `model` with the adapted weights inside the block, and exactly as it was afterwards.
 
-        Weights are copied in place: whatever has captured their addresses stays valid. Nothing happens if the
-        LM was not trained.
+        Weights are copied in place: whatever has captured their addresses stays valid. The model's own wait in the
+        host's memory, so that a device never holds both. Nothing happens if the LM was not trained.
 
         Raises:
             KvbenchError: the adapted weights have other names or shapes than the model's.
@@ -188,7 +188,7 @@ class Checkpoint:
         parameters = dict(model.named_parameters())
         expected = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         _same_shapes("Adapted LM weights of the checkpoint", self.lm_weights, expected)
-        saved = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        saved = {name: parameter.detach().to("cpu", copy=True) for name, parameter in parameters.items()}
         try:
             _copy_into(parameters, self.lm_weights)
             yield

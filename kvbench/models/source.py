@@ -41,7 +41,7 @@ class LoadedModel:
         model: a transformers causal LM in eval mode on `device`.
         tokenizer: its transformers tokenizer.
         geometry: of the layers whose cache a policy manages.
-        weights_hash: SHA-256 over the weight files, or over the random seed and shape.
+        weights_hash: SHA-256 over the weight files, or over the random seed and shape; empty where nobody knows it.
         random: the weights are random: cost only, never quality.
         eos: token ids that end a completion.
         max_positions: longest sequence that the model supports.

@@ -18,6 +18,7 @@ from torch.nn import functional
 from kvbench.core.policy import Gate, Scorer, Split
 from kvbench.core.ranking import Kept
 from kvbench.kernels.attention import attention_over, biased_attention, computed_in
+from kvbench.kernels.kept import keep
 from kvbench.train import relaxed
 from kvbench.train.attached import scorer_of, with_loss
 from kvbench.train.documents import Documents
@@ -94,9 +95,9 @@ class Step:
         split, ranked = self.split, self._ranked.get(layer)
         with torch.autocast(query.device.type, enabled=False):
             priority = student_priority(scorer, key, value)
-            kept = Kept.of(priority.detach(), split.sinks, split.window, split.long) if ranked is None else ranked.kept
+            kept = keep(priority.detach(), split.sinks, split.window, split.long) if ranked is None else ranked.kept
         query, key, value = computed_in(query, key, value)
-        out, normaliser = attention_over(query, key, value, kept, scale)
+        out, normaliser = attention_over(query, key, value, kept, scale, self.lengths)
         with torch.autocast(query.device.type, enabled=False):
             if ranked is None:
                 ranked = self._ranked[layer] = self._compare(layer, scorer, query, key, scale, kept, normaliser)
@@ -132,7 +133,7 @@ class Step:
         wanted = self._wanted(scorer, query, key, scale, kept, normaliser)
         if self.measure:
             self._measure(layer, query, key, scale, kept, wanted)
-        return _Ranked(kept, wanted, Kept.of(wanted, split.sinks, split.window, self.pairs.long))
+        return _Ranked(kept, wanted, keep(wanted, split.sinks, split.window, self.pairs.long))
 
     def _wanted(
         self,
@@ -152,7 +153,7 @@ class Step:
     def _measure(self, layer: int, query: Tensor, key: Tensor, scale: float, kept: Kept, wanted: Tensor) -> None:
         sample, split = self.sample, self.split
         queries = sample.queries[:, None].expand(-1, key.shape[1], -1)
-        teacher = Kept.of(wanted, split.sinks, split.window, split.long)
+        teacher = keep(wanted, split.sinks, split.window, split.long)
         mine = kept.long(queries)
         self.recall[layer] = sample.mean((mine & teacher.long(queries)).sum(-1) / split.long)
         self.mass[layer] = _retained_mass(query, key, scale, mine, self.split, sample)
@@ -180,7 +181,7 @@ class Step:
                 decided = relaxed.leaving(self.lengths, score.shape[-1], split)[:, None]
                 self.closed[layer] = (kept.rank * decided).sum() / max(1, self.gate.tokens * key.shape[1])
         if share is None or bias is None:
-            return attention_over(query, key, value, kept, scale)[0]
+            return attention_over(query, key, value, kept, scale, self.lengths)[0]
         out = biased_attention(query, key, value, bias, split.window, scale)
         # More closed gates are a smaller loss, as long as too few are closed: that is what the factor says.
         return with_loss(out, -share, self.factor)

@@ -198,5 +198,8 @@ def test_curves_of_trainings_are_drawn(
     assert main(["plot-training", str(tmp_path / "one"), "--out", str(picture)]) == 0
     drawn = picture.read_text()
     assert all(label in drawn for label in ("token accuracy", "recall", "retained mass", "one"))
+    log = (tmp_path / "one" / "log.jsonl").rename(tmp_path / "log_alone.jsonl")
+    assert main(["plot-training", str(log), "--out", str(picture)]) == 0
+    assert "log_alone" in picture.read_text()
     assert main(["plot-training", str(tmp_path / "two"), "--out", str(picture)]) == 2
     assert "two holds no training: it has no log.jsonl" in capsys.readouterr().err.replace("\n", " ")

@@ -24,6 +24,13 @@ def test_the_reference_table_is_made_from_its_rows(form: Literal["md", "csv"]) -
     assert (RESULTS / "reference-v1" / f"table.{form}").read_text("utf-8") == render(stored, form)
 
 
+@pytest.mark.parametrize("form", ["md", "csv"])
+def test_the_ablation_table_is_made_from_its_rows(form: Literal["md", "csv"]) -> None:
+    stored = load(sorted(folder for folder in (RESULTS / "ablation").iterdir() if folder.is_dir()))
+    assert {(row.n, row.gen_length, row.cr_requested) for row in stored.rows} == {(200, 1024, None), (200, 1024, "7/8")}
+    assert (RESULTS / "ablation" / f"table.{form}").read_text("utf-8") == render(stored, form)
+
+
 @pytest.mark.parametrize("policy", ["kvpop", "kvpop_mlp", "streaming_llm_plus"])
 def test_the_recall_quoted_is_that_of_the_checkpoint(policy: str) -> None:
     training = json.loads((CHECKPOINTS / policy / "kvbench_policy.json").read_text("utf-8"))["training"]

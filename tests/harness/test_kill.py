@@ -30,7 +30,7 @@ from kvbench.harness.plan import Plan, Planned
 from kvbench.harness.session import Session, run_session
 
 folder = Path(sys.argv[1])
-append = store._append
+append = store.append_lines
 
 def slow(path, lines):
     text = "".join(f"{line}\\n" for line in lines)
@@ -39,7 +39,7 @@ def slow(path, lines):
             file.write(part)
         time.sleep(0.01)
 
-store._append = slow
+store.append_lines = slow
 
 class Slow:
     def execute(self, planned, progress=None, grading=None):

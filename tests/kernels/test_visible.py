@@ -48,6 +48,17 @@ def test_a_running_top_k_as_numbers(case: tuple[int, ...]) -> None:
     _check(Visible.of(kept), _all(kept))
 
 
+@pytest.mark.parametrize("case", CASES[2:5], ids=str)
+def test_padding_sees_and_is_seen_by_itself_only(case: tuple[int, ...]) -> None:
+    kept, (rows, _, size) = kept_of(*case), case[:3]
+    lengths = torch.randint(1, size + 1, (rows,))
+    real = torch.nn.functional.pad(
+        (torch.arange(size) < lengths[:, None]).flatten(), (0, padded(rows * size) - rows * size)
+    )
+    both, itself = real[:, None] & real, torch.eye(len(real), dtype=torch.bool)
+    _check(Visible.of(kept, lengths), [torch.where(both, seen, itself) for seen in _all(kept)])
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_decisions_of_gates_as_numbers(case: tuple[int, ...]) -> None:
     rows, heads, size, sinks, window, _, _ = case

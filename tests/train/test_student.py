@@ -64,9 +64,11 @@ def _masks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Tensor, Tensor
     """Query, key, mask and scale of every attention from now on."""
     seen: list[tuple[Tensor, Tensor, Tensor, float]] = []
 
-    def spy(query: Tensor, key: Tensor, value: Tensor, kept: Kept, scale: float) -> tuple[Tensor, Tensor | None]:
+    def spy(
+        query: Tensor, key: Tensor, value: Tensor, kept: Kept, scale: float, lengths: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
         seen.append((query, key, kept.mask(), scale))
-        return attention_over(query, key, value, kept, scale)
+        return attention_over(query, key, value, kept, scale, lengths)
 
     monkeypatch.setattr(student, "attention_over", spy)
     return seen
