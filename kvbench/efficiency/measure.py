@@ -95,6 +95,8 @@ def measure(subject: Subject, cell: EfficiencyCell, batch: int, bandwidth: float
     with one_error(), torch.inference_mode(), contact(loaded):
         clear(device)
         chosen = choose(setting, batch, cell.decode_path)
+        # Comparing the kernels took memory that is none of the steps'.
+        clear(device)
         rows = Rows(chosen.setting, batch, further(cell) + 1, Sampling())
         auditor = Auditor(setting, rows)
         step = chosen.step(rows, auditor if cell.audited else None)
