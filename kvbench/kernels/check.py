@@ -7,6 +7,7 @@ released backend has returned log-sum-exps to another base. A wrong one would tr
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -16,6 +17,12 @@ from kvbench.core.errors import KvbenchError
 _SAMPLED = 32
 _TOLERANCE = 0.02
 """In nats. Both sides sum in fp32 what the same numbers give; another base or a lost block is off by far more."""
+
+
+def available(tensor: Tensor) -> bool:
+    """Whether Triton kernels can take a tensor like this: it lies on a GPU, and Triton is there."""
+    return tensor.is_cuda and find_spec("triton") is not None
+
 
 _passed: set[tuple[str, str, torch.dtype]] = set()
 
