@@ -8,20 +8,32 @@ from typing import Literal
 
 import pytest
 
+from kvbench.models.checkpoint import Checkpoint, find_checkpoint
+from kvbench.models.huggingface import hash_files
 from kvbench.report.load import load
 from kvbench.report.tables import render
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 CHECKPOINTS = ROOT / "policies" / "kvbench_policies" / "checkpoints" / "ref"
+MODEL = ROOT / "kvbench" / "models" / "ref"
 
 
 @pytest.mark.parametrize("form", ["md", "csv"])
 def test_the_reference_table_is_made_from_its_rows(form: Literal["md", "csv"]) -> None:
     stored = load(sorted((RESULTS / "reference-v1").glob("shard-*")))
-    assert len(stored.rows) == 192
+    assert len(stored.rows) == 396
     assert {row.n for row in stored.rows} == {200}
     assert (RESULTS / "reference-v1" / f"table.{form}").read_text("utf-8") == render(stored, form)
+
+
+def test_the_reference_rows_are_of_the_model_and_the_checkpoints_that_ship() -> None:
+    stored = load(sorted((RESULTS / "reference-v1").glob("shard-*")))
+    named = {row.checkpoint: row.policy for row in stored.rows if row.checkpoint}
+    shipped = {Checkpoint.load(find_checkpoint(policy, "ref")).hash: policy for policy in named.values()}
+    assert named.keys() == shipped.keys()
+    assert {row.adapted_lm for row in stored.rows if row.adapted_lm} <= shipped.keys()
+    assert {row.weights_hash for row in stored.rows} == {hash_files(MODEL)}
 
 
 @pytest.mark.parametrize("form", ["md", "csv"])
@@ -31,10 +43,10 @@ def test_the_ablation_table_is_made_from_its_rows(form: Literal["md", "csv"]) ->
     assert (RESULTS / "ablation" / f"table.{form}").read_text("utf-8") == render(stored, form)
 
 
-@pytest.mark.parametrize("policy", ["kvpop", "kvpop_mlp", "streaming_llm_plus"])
+@pytest.mark.parametrize("policy", ["dms", "kvpop", "kvpop_linear", "kvpop_mlp", "streaming_llm_plus"])
 def test_the_recall_quoted_is_that_of_the_checkpoint(policy: str) -> None:
     training = json.loads((CHECKPOINTS / policy / "kvbench_policy.json").read_text("utf-8"))["training"]
-    values = [training["by_cr"][cr]["recall"] for cr in ("3/4", "7/8")] + [training["recall"]]
+    values = [training["by_cr"][cr]["recall"] for cr in ("3/4", "7/8", "15/16")] + [training["recall"]]
     line = f"| {policy} | " + " | ".join(f"{value:.3f}" for value in values) + " |"
     assert line in (RESULTS / "README.md").read_text("utf-8")
     logged = (RESULTS / "training" / "ref" / f"{policy}.jsonl").read_text("utf-8").splitlines()
