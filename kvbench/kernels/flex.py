@@ -67,7 +67,7 @@ def attend(
         value: [R, H, S, D], likewise.
         visible: what each query sees.
         scale: factor of the dot product.
-        score_mod: changes logits, see torch.
+        score_mod: changes logits, see torch; it is given keys as `visible` numbers them.
         kernel: takes the place of the compiled one in tests.
     """
     rows, _, size, _ = query.shape

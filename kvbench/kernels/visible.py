@@ -93,9 +93,9 @@ class Visible:
         """
         rows, _, size = kept.rank.shape
         token = torch.arange(size, device=kept.rank.device)
-        far = _rows_apart(rows, size, token)
-        rank = kept.rank.masked_fill(token < kept.sinks, _SINK) + far
-        cutoff, near = kept.cutoff + far, _near(rows, size, kept.window, token)
+        apart = _rows_apart(rows, size, token)
+        rank = kept.rank.masked_fill(token < kept.sinks, _SINK) + apart
+        cutoff, near = kept.cutoff + apart, _near(rows, size, kept.window, token)
         if lengths is not None:
             padding = token >= lengths[:, None]
             rank = rank.masked_fill(padding[:, None], _LARGEST)
