@@ -124,7 +124,7 @@ def main() -> None:
         batch_asked=1,
         prompt_length=0,
         steps=given.steps,
-        graphs=False,
+        decode_path="plain",
         dtype=given.dtype,
         device=device.type,
         device_name=environment(device.type).device_name,

@@ -48,6 +48,7 @@ def run(
     device: str = "auto",
     dtype: str = "auto",
     rows: int | None = None,
+    decode_path: str = "auto",
     threads: int | None = None,
     processes: int | None = 1,
 ) -> pd.DataFrame:
@@ -90,6 +91,7 @@ def run(
         device=device,
         dtype=dtype,
         rows="auto" if rows is None else str(rows),
+        decode_path=decode_path,
         threads=threads,
         processes="auto" if processes is None else str(processes),
         temperature=temperature,

@@ -94,7 +94,9 @@ def efficiency(
         ),
     ] = None,
     steps: Annotated[int, typer.Option(help="Timed steps.", rich_help_panel=_HOW)] = 30,
-    graphs: Annotated[bool, typer.Option(help="Capture the step as a CUDA graph.", rich_help_panel=_HOW)] = True,
+    decode_path: Annotated[
+        str, typer.Option(help="How steps run: auto, plain, graph or kernels.", rich_help_panel=_HOW)
+    ] = "auto",
     audit: Annotated[
         bool, typer.Option(help="Count what is stored in every step, as 'kvbench run' does.", rich_help_panel=_HOW)
     ] = False,
@@ -122,6 +124,7 @@ def efficiency(
             out=out,
             device=device,
             dtype=dtype,
+            decode_path=decode_path,
             threads=threads,
         ),
         batches=tuple(batch or ()),
@@ -137,7 +140,6 @@ def efficiency(
         stock=stock,
         scoring=scoring,
         audited=audit,
-        graphs=graphs,
         command=command_line(sys.argv[1:]),
     )
     registry = load_registry()

@@ -106,6 +106,9 @@ def run(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.", rich_help_panel=_HOW)] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.", rich_help_panel=_HOW)] = "auto",
     rows: Annotated[str, typer.Option(help="Sequences side by side: auto or a number.", rich_help_panel=_HOW)] = "auto",
+    decode_path: Annotated[
+        str, typer.Option(help="How steps run: auto, plain, graph or kernels.", rich_help_panel=_HOW)
+    ] = "auto",
     threads: Annotated[int | None, typer.Option(help="CPU threads.", rich_help_panel=_HOW)] = None,
     processes: Annotated[
         str,
@@ -143,6 +146,7 @@ def run(
         device=device,
         dtype=dtype,
         rows=rows,
+        decode_path=decode_path,
         threads=threads,
         processes=processes,
         temperature=temperature,

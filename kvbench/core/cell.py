@@ -59,7 +59,7 @@ class Cell:
         dtype: `float32` or `bfloat16`.
         device: `cpu` or `cuda`.
         rows: sequences side by side: the last bits of a batched product depend on it.
-        attention: attention path that was asked for.
+        attention: decode path that was asked for (docs/decode.md).
         version: `MEASUREMENT_VERSION` of the code.
     """
 

@@ -89,6 +89,7 @@ class StateRequest:
         scorer: this layer's trained module, None for policies that are not learned.
         dtype: of keys and values, and so of state that is charged in their slots.
         reference_length: tokens that the dense cache is taken to hold.
+        kernels: the state may use compiled kernels of its own in `step`.
     """
 
     layer: int
@@ -100,6 +101,7 @@ class StateRequest:
     scorer: nn.Module | None = None
     dtype: torch.dtype = torch.float32
     reference_length: int = 0
+    kernels: bool = False
 
     @property
     def kept_share(self) -> float:

@@ -37,7 +37,15 @@ def lines(rows: Sequence[EfficiencyResult]) -> list[Line]:
     groups: dict[tuple[object, ...], list[EfficiencyResult]] = {}
     for row in rows:
         cell = row.cell
-        what = (cell.source, cell.policy, cell.policy_args, cell.scorer, cell.batch_asked, cell.audited, cell.graphs)
+        what = (
+            cell.source,
+            cell.policy,
+            cell.policy_args,
+            cell.scorer,
+            cell.batch_asked,
+            cell.audited,
+            cell.decode_path,
+        )
         # A ratio of the length itself gives every length other slots, and is one line nevertheless.
         groups.setdefault((*what, cell.cr or cell.slots), []).append(row)
     labels = Labels(rows)

@@ -18,7 +18,8 @@ from kvbench.efficiency.memory import clear, one_error, peak
 from kvbench.efficiency.record import EfficiencyCell, Figures
 from kvbench.efficiency.traffic import Held, Moved, entries, held, moved
 from kvbench.engine.audit import Auditor
-from kvbench.engine.graph import GraphedStep, PlainStep, decode_step
+from kvbench.engine.graph import GraphedStep, PlainStep
+from kvbench.engine.path import choose
 from kvbench.engine.requests import Sampling
 from kvbench.engine.rows import Rows
 from kvbench.engine.run import Setting, contact, prefill
@@ -93,15 +94,18 @@ def measure(subject: Subject, cell: EfficiencyCell, batch: int, bandwidth: float
     device = loaded.device
     with one_error(), torch.inference_mode(), contact(loaded):
         clear(device)
-        rows = Rows(setting, batch, further(cell) + 1, Sampling())
+        chosen = choose(setting, batch, cell.decode_path)
+        # Comparing the kernels took memory that is none of the steps'.
+        clear(device)
+        rows = Rows(chosen.setting, batch, further(cell) + 1, Sampling())
         auditor = Auditor(setting, rows)
-        step = decode_step(rows, auditor if cell.audited else None, cell.graphs)
+        step = chosen.step(rows, auditor if cell.audited else None)
         curve = {length: time_length(subject, step, rows, cell, length) for length in lengths(cell)}
         times = curve[cell.gen_length]
         top = peak(device)
         there = held(loaded.model, rows.layers, subject.scorers)
         moving = moved(loaded.model, rows.layers, subject.scorers)
-        retained, path = entries(rows.layers), step.path
+        retained, path = entries(rows.layers), chosen.name
         del rows, auditor, step
         clear(device)
         reading, reading_peak, notes = _time_prefill(setting, cell, batch) if reads else (None, None, ())

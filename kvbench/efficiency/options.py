@@ -38,7 +38,7 @@ class EfficiencyOptions:
         recipe: training recipe whose hyper-parameters learned policies get.
         heads: where head lengths of policies without a hard budget are read from.
         dense, stock, scoring: measure the dense twin; stock transformers; `streaming_llm` in as many slots.
-        audited, graphs: how the step runs.
+        audited: steps are counted as in `kvbench run`.
         command: the command line, for the rows.
     """
 
@@ -56,7 +56,6 @@ class EfficiencyOptions:
     stock: bool = True
     scoring: bool = True
     audited: bool = False
-    graphs: bool = True
     command: str = ""
 
 

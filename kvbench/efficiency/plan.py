@@ -99,7 +99,7 @@ def _stock(checked: CheckedEfficiency, loaded: LoadedModel) -> Iterator[Planned]
         return
     for batch, length in product((b for b in checked.batches if b is not None), checked.run.gen_lens):
         cell = dataclasses.replace(
-            _cell(checked, loaded, length, batch), source=f"transformers {version('transformers')}", graphs=False
+            _cell(checked, loaded, length, batch), source=f"transformers {version('transformers')}", decode_path="plain"
         )
         yield Planned(cell, None, _skip(cell, None, loaded))
 
@@ -126,7 +126,7 @@ def _cells(checked: CheckedEfficiency, choice: Choice, loaded: LoadedModel) -> I
             points=options.points,
             whole=options.whole,
             audited=options.audited,
-            graphs=options.graphs,
+            decode_path=checked.run.decode_path,
             heads=None if policy.hard_budget else str(options.heads or SYNTHETIC),
         )
         yield Planned(cell, choice, _skip(cell, choice, loaded))

@@ -52,7 +52,7 @@ class EfficiencyCell:
         points: lengths up to `gen_length` at which steps are timed.
         whole: the generation is also done in full.
         audited: the step also counts what is stored, as `kvbench run` does.
-        graphs: the step may be captured as a CUDA graph.
+        decode_path: how the step was asked to run.
         heads: where the lengths of the heads of a policy without a hard budget come from; null for the others.
         dtype, device, device_name: number type of the model, `cpu` or `cuda`, and what the device calls itself.
         version: `MEASUREMENT_VERSION` of the code.
@@ -76,7 +76,7 @@ class EfficiencyCell:
     points: int = 1
     whole: bool = False
     audited: bool = False
-    graphs: bool = True
+    decode_path: str = "auto"
     heads: str | None = None
     dtype: str
     device: str

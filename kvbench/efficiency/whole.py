@@ -11,7 +11,7 @@ from kvbench.efficiency.measure import Subject
 from kvbench.efficiency.memory import clear, one_error
 from kvbench.efficiency.record import EfficiencyCell
 from kvbench.engine.audit import Auditor
-from kvbench.engine.graph import decode_step
+from kvbench.engine.path import choose
 from kvbench.engine.requests import Request, Sampling
 from kvbench.engine.rows import Rows
 from kvbench.engine.run import contact, prefill
@@ -34,12 +34,13 @@ def generate_whole(subject: Subject, cell: EfficiencyCell, batch: int) -> tuple[
     count = cell.gen_length - size
     with one_error(), torch.inference_mode(), contact(subject.loaded):
         clear(device)
-        rows = Rows(setting, batch, count + 1, Sampling())
+        chosen = choose(setting, batch, cell.decode_path)
+        rows = Rows(chosen.setting, batch, count + 1, Sampling())
         prompts = torch.zeros(batch, size, dtype=torch.int64, device=device)
         logits = prefill(setting, rows.layers, prompts)
         request = Request((0,) * size, count + 1)
         rows.seat([(row, row, request) for row in range(batch)], None, logits, torch.arange(batch, device=device))
-        step = decode_step(rows, Auditor(setting, rows) if cell.audited else None, cell.graphs)
+        step = chosen.step(rows, Auditor(setting, rows) if cell.audited else None)
         setup = 0.0
         synchronize(device)
         start = time.perf_counter()

@@ -18,6 +18,7 @@ from kvbench.core.errors import KvbenchError
 from kvbench.core.policy import Policy, Split
 from kvbench.engine.audit import Auditor
 from kvbench.engine.graph import GraphedStep
+from kvbench.engine.path import choose
 from kvbench.engine.requests import Completion, Generation, Observer, Progress, Request, Sampling, Stop, Timing
 from kvbench.engine.rows import Rows
 from kvbench.engine.run import Setting, contact, prefill
@@ -45,7 +46,7 @@ class Engine:
         budget: slots per layer and KV head; None only for `full`, which gets as many as the longest request needs.
         scorers: trained modules, one a layer, for learned policies; in the model's layer order.
         rows: sequences side by side (R).
-        graphs: capture the decode step as a CUDA graph where there is a GPU.
+        path: how decode steps run; see `kvbench.engine.path`.
 
     Raises:
         KvbenchError: the budget is below the policy's smallest.
@@ -58,7 +59,7 @@ class Engine:
         budget: int | None,
         scorers: nn.ModuleList | None = None,
         rows: int = 32,
-        graphs: bool = True,
+        path: str = "auto",
     ) -> None:
         if budget is None and policy.evicts:
             raise KvbenchError(f"Policy '{policy.name}' needs a budget.")
@@ -66,7 +67,7 @@ class Engine:
         self._policy = policy
         self._scorers = scorers
         self._rows = rows
-        self._graphs = graphs and loaded.device.type == "cuda"
+        self._path = path
         self._split = policy.checked_split(budget, loaded.geometry) if budget is not None and policy.evicts else None
 
     def generate(
@@ -150,12 +151,14 @@ class Engine:
         stop: Stop | None,
     ) -> Generation:
         device = self._loaded.device
+        count = min(self._rows, len(requests))
+        chosen = choose(setting, count, self._path if observer is None else "plain")
+        setting = chosen.setting
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        count = min(self._rows, len(requests))
         rows = Rows(setting, count, max(request.max_new for request in requests), sampling)
         auditor = Auditor(setting, rows)
-        step = GraphedStep(rows, auditor) if self._graphs and observer is None else None
+        step = GraphedStep(rows, auditor) if chosen.captured else None
         queue = deque(sorted(enumerate(requests), key=lambda item: -item[1].max_new))
         done: dict[int, Completion] = {}
         every = _CHECK_EVERY_ON_GPU if device.type == "cuda" else 1
@@ -191,7 +194,7 @@ class Engine:
             audit=auditor.result(),
             timing=Timing(prefill_seconds, elapsed - prefill_seconds, steps, sum(len(c.tokens) for c in completions)),
             prefill="exact" if self._policy.static or auditor.longest_prompt <= setting.capacity else "chunked",
-            path="plain" if step is None else "cuda_graph",
+            path=chosen.name,
             peak_memory=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
         )
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 
 from kvbench.engine.audit import Auditor
@@ -14,8 +12,6 @@ _BUCKET = 256
 
 class PlainStep:
     """Calls `rows.step(); auditor.count()`; without an auditor nothing is counted."""
-
-    path: ClassVar[str] = "plain"
 
     def __init__(self, rows: Rows, auditor: Auditor | None = None) -> None:
         self._rows = rows
@@ -33,11 +29,9 @@ class GraphedStep:
     """Calls like `PlainStep`, captured.
 
     A graph's shapes are fixed, so the two numbers that a step knows about lengths are rounded: `longest` up to a multiple
-    of 256, `shortest` down to "every slot is full" or "maybe not". The first step of each kind runs plainly, which also
-    warms up what capture cannot.
+    of 256, `shortest` down to "every slot is full" or "maybe not". Kernels ask neither: one graph serves all lengths. The first
+    step of each kind runs plainly, which also warms up what capture cannot.
     """
-
-    path: ClassVar[str] = "cuda_graph"
 
     def __init__(self, rows: Rows, auditor: Auditor | None = None) -> None:
         self._rows = rows
@@ -48,9 +42,7 @@ class GraphedStep:
 
     def __call__(self) -> bool:
         """One step; true if it was a replay alone, false if it ran plainly or was captured first."""
-        shortest, longest = self._rows.extent()
-        full = shortest >= self._largest
-        key = (self._largest if full else 0, self._rounded(longest))
+        key = self._key()
         if key not in self._graphs:
             self._graphs[key] = None
             self._run(key)
@@ -65,6 +57,12 @@ class GraphedStep:
         graph.replay()
         return captured
 
+    def _key(self) -> tuple[int, int]:
+        shortest, longest = self._rows.extent()
+        if self._rows.setting.kernels:
+            return 0, self._largest + 1
+        return self._largest if shortest >= self._largest else 0, self._rounded(longest)
+
     def _run(self, key: tuple[int, int]) -> None:
         self._rows.step(extent=key)
         if self._auditor is not None:
@@ -77,8 +75,3 @@ class GraphedStep:
             if longest <= capacity:
                 return min(rounded, capacity)
         return self._largest + 1
-
-
-def decode_step(rows: Rows, auditor: Auditor | None = None, graphs: bool = True) -> PlainStep | GraphedStep:
-    """The fastest way there is to run these rows' steps; its `path` says which."""
-    return (GraphedStep if graphs and rows.ids.is_cuda else PlainStep)(rows, auditor)

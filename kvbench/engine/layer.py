@@ -56,13 +56,15 @@ class Layer:
         slots: the cache.
         state: of the policy.
         frees: the policy has no hard budget: slots of tokens with priority -inf are emptied, and each token has its own.
+        kernels: `decode` runs compiled kernels (`fast.py`).
     """
 
-    def __init__(self, split: Split, slots: Slots, state: State, frees: bool = False) -> None:
+    def __init__(self, split: Split, slots: Slots, state: State, frees: bool = False, kernels: bool = False) -> None:
         self.split = split
         self.slots = slots
         self.state = state
         self.frees = frees
+        self.kernels = kernels
 
     def adopt(self, rows: Tensor, fresh: Layer) -> None:
         """Copies all rows of `fresh` over the rows with these indices [g], in place."""
@@ -75,6 +77,10 @@ class Layer:
 
     def decode(self, query: Tensor, key: Tensor, value: Tensor, scale: float, step: Step) -> Tensor:
         """Query [R, Hq, 1, D], key and value [R, H, 1, D] -> output [R, Hq, 1, D]."""
+        if self.kernels:
+            from kvbench.engine import fast
+
+            return fast.decode(self, query, key, value, scale, step.positions)
         slots = self.slots
         position = step.positions
         ring = (position % slots.window)[:, None, None].expand(-1, key.shape[1], 1)

@@ -115,7 +115,7 @@ class Generation:
         audit: of the whole call.
         timing: of the whole call.
         prefill: `exact` or `chunked`.
-        path: attention path that ran, for example `plain` or `cuda_graph`.
+        path: how decode steps ran, by the names of `kvbench.engine.path`.
         peak_memory: bytes allocated on the device, None on CPU.
     """
 

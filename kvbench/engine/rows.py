@@ -75,7 +75,10 @@ class Rows:
         `extent` replaces `self.extent()` by looser bounds.
         """
         step = Step(self.lengths, *(extent or self.extent()))
-        logits = decode(self.setting.loaded, self.layers, self.ids, step, observer, index)
+        if self.setting.segments is not None and observer is None:
+            logits = self.setting.segments.decode(self.layers, self.ids, step)
+        else:
+            logits = decode(self.setting.loaded, self.layers, self.ids, step, observer, index)
         torch.logical_not(self.done, out=self.fed)
         self.lengths.add_(self.fed)
         self._accept(logits, self.fed)
@@ -119,7 +122,7 @@ class Rows:
 
     def _accept(self, logits: Tensor, active: Tensor) -> None:
         """Draws the next token of the active rows [R] (bool) and notes which of them end with it."""
-        token, near = choose(logits, self.sampling, self._seeds, self.produced)
+        token, near = choose(logits, self.sampling, self._seeds, self.produced, self.setting.kernels)
         token = torch.where(active, token, self.ids)
         column = self.produced.clamp(max=self._output.shape[1] - 1)[:, None]
         self._output.scatter_(1, column, torch.where(active[:, None], token[:, None], self._output.gather(1, column)))

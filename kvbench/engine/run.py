@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from kvbench.engine import attention
 from kvbench.engine.layer import Layer, Step
 from kvbench.engine.requests import Observer
 from kvbench.models.source import LoadedModel, sliding_windows
+
+if TYPE_CHECKING:
+    from kvbench.engine.segments import Segments
 
 _LARGEST_CHUNK = 64
 
@@ -34,6 +37,8 @@ class Setting:
         scorers: trained modules, one a layer.
         longest: tokens of the longest request, its cap included: the slots of a policy without a hard budget.
         reference_length: tokens that the dense cache is taken to hold.
+        kernels: decode steps run compiled kernels.
+        segments: the model's products by kernels; None for the model's own forward.
     """
 
     loaded: LoadedModel
@@ -42,6 +47,8 @@ class Setting:
     scorers: nn.ModuleList | None
     longest: int = 0
     reference_length: int = 0
+    kernels: bool = False
+    segments: Segments | None = None
 
     @property
     def capacity(self) -> int:
@@ -69,11 +76,13 @@ class Setting:
             device,
         )
         if window is not None:
-            return Layer(split, slots, RecencyState())
+            return Layer(split, slots, RecencyState(), kernels=self.kernels)
         managed = windows[:index].count(None)
         scorer = self.scorers[managed] if self.scorers is not None else None
-        request = StateRequest(managed, rows, geometry, split, seeds, device, scorer, dtype, self.reference_length)
-        return Layer(split, slots, self.policy.state(request), frees=not self.policy.hard_budget)
+        request = StateRequest(
+            managed, rows, geometry, split, seeds, device, scorer, dtype, self.reference_length, self.kernels
+        )
+        return Layer(split, slots, self.policy.state(request), not self.policy.hard_budget, self.kernels)
 
     def chunks(self, size: int) -> list[tuple[int, int]]:
         """(start, stop) of the pieces in which a prompt of `size` tokens enters a managed layer."""

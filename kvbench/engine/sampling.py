@@ -19,7 +19,9 @@ _STREAM = 1
 """Keeps these numbers apart from what policies draw from the same seed."""
 
 
-def choose(logits: Tensor, sampling: Sampling, seeds: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+def choose(
+    logits: Tensor, sampling: Sampling, seeds: Tensor, index: Tensor, kernels: bool = False
+) -> tuple[Tensor, Tensor]:
     """Next token ids [R] and near ties [R] (bool) from logits [R, V].
 
     A near tie is one of the two best scores that decide: the logits themselves, or what sampling makes of them.
@@ -29,7 +31,13 @@ def choose(logits: Tensor, sampling: Sampling, seeds: Tensor, index: Tensor) -> 
         sampling: greedy at temperature 0; otherwise temperature, top-k, top-p in this order.
         seeds: of the requests [R], int64.
         index: how many tokens each row has produced so far [R], int64.
+        kernels: the largest logit is found by a compiled kernel, in one pass.
     """
+    if kernels and sampling.temperature == 0:
+        from kvbench.kernels.best import best_of
+
+        token, margin = best_of(logits)
+        return token, margin < NEAR_TIE
     scores = logits.float()
     if sampling.temperature > 0:
         scores = _filtered(scores / sampling.temperature, sampling)

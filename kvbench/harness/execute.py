@@ -175,7 +175,7 @@ def engine_of(planned: Planned, loaded: LoadedModel) -> Iterator[Engine]:
     if scorers is not None:
         scorers.to(loaded.device)
     with choice.adapted.adapted(loaded.model) if choice.adapted is not None else nullcontext():
-        yield Engine(loaded, choice.policy, cell.slots, scorers, cell.rows)
+        yield Engine(loaded, choice.policy, cell.slots, scorers, cell.rows, cell.attention)
 
 
 def grade_all(

@@ -22,6 +22,7 @@ DEFAULT_GEN_LEN: Final = 1024
 DEFAULT_LIMIT: Final = 32
 DTYPES: Final = ("auto", "float32", "bfloat16")
 DEVICES: Final = ("auto", "cpu", "cuda")
+DECODE_PATHS: Final = ("auto", "plain", "graph", "kernels")
 
 T = TypeVar("T", int, float)
 V = TypeVar("V", int, str)
@@ -76,7 +77,7 @@ class RunOptions:
         dense_adapted: also run the dense model on each LM that a policy brings.
         out: folder of the rows.
         shard: which part of the grid.
-        device, dtype, rows: `auto` or a value.
+        device, dtype, rows, decode_path: `auto` or a value.
         threads: CPU threads; torch's choice by default.
         processes: that measure cells side by side; `auto` is one a core for small models on a CPU, else one.
         temperature, top_p, top_k: of sampling.
@@ -104,6 +105,7 @@ class RunOptions:
     device: str = "auto"
     dtype: str = "auto"
     rows: str = "auto"
+    decode_path: str = "auto"
     threads: int | None = None
     processes: str = "1"
     temperature: float | None = None
@@ -156,6 +158,7 @@ class Checked:
     device: str
     dtype: str
     rows: int | None
+    decode_path: str
     threads: int | None
     processes: int | None
     temperature: float
@@ -205,6 +208,7 @@ def check(options: RunOptions, registry: Registry) -> Checked:
         device=_one_of("--device", options.device, DEVICES),
         dtype=_one_of("--dtype", _DTYPE_NAMES.get(options.dtype, options.dtype), DTYPES),
         rows=_auto("--rows", options.rows),
+        decode_path=_one_of("--decode-path", options.decode_path, DECODE_PATHS),
         threads=_optional("--threads", options.threads),
         processes=_auto("--processes", options.processes),
         temperature=_between("--temperature", _first(options.temperature, suite.temperature, 0.0), 0, 100),

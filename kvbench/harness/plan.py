@@ -136,6 +136,7 @@ class _Planner:
             dtype=str(loaded.dtype).removeprefix("torch."),
             device=loaded.device.type,
             rows=checked.rows or automatic_rows(loaded.device.type, checked.limit * checked.samples),
+            attention=checked.decode_path,
         )
 
     def _skip(self, choice: Choice, cell: Cell, longest: int) -> str | None:

@@ -14,6 +14,7 @@ from kvbench.core.cell import MEASUREMENT_VERSION
 from kvbench.core.errors import KvbenchError, canonical
 from kvbench.core.result import SCHEMA_VERSION, Result
 from kvbench.data.lock import Lock
+from kvbench.engine.path import require
 from kvbench.engine.run import contact
 from kvbench.harness.choices import choose
 from kvbench.harness.execute import Executor, LocalExecutor, Outcome
@@ -100,6 +101,7 @@ def open_session(checked: Checked, registry: Registry, processes: int = 1) -> Se
     """
     loaded = load_model(checked, registry)
     device = loaded.device.type
+    require(checked.decode_path, loaded)
     lock = Lock(checked.out)
     problems = ProblemSource(loaded, load_tasks(checked.tasks, registry, lock, dict(checked.data)))
     plan = make_plan(checked, choose(checked, loaded, registry), loaded, problems)
@@ -115,7 +117,7 @@ def open_session(checked: Checked, registry: Registry, processes: int = 1) -> Se
         dtype=str(loaded.dtype).removeprefix("torch."),
         device=device,
         rows=checked.rows or automatic_rows(device, checked.limit * checked.samples),
-        attention="auto",
+        attention=checked.decode_path,
         measurement=MEASUREMENT_VERSION,
         schema=SCHEMA_VERSION,
     )

@@ -9,7 +9,6 @@ Shapes: R rows, Hq query heads, H KV heads, S tokens, D head dimension, Q querie
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -99,7 +98,7 @@ def biases(bias: Tensor, window: int, queries: slice = slice(None)) -> Tensor:
 
 def has_kernel(query: Tensor) -> bool:
     """Whether a fused kernel takes queries [..., D] like these."""
-    return query.is_cuda and query.shape[-1] >= 16 and find_spec("triton") is not None
+    return query.shape[-1] >= 16 and check.available(query)
 
 
 def computed_in(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -106,68 +106,23 @@ def _band(  # type: ignore[no-untyped-def]
         j = place + columns
         at = y + j[None, :].to(tl.int64) * y_token + d[:, None]
         top, total = _fold(
-            held,
-            at,
-            bias + j,
-            j,
-            i,
-            top,
-            total,
-            factor,
-            slope,
-            first,
-            last,
-            length,
-            live,
-            BIASED,
-            False,
-            EVEN,
-            PRECISION,
-        )
+            held, at, bias + j, j, i, top, total, factor, slope,
+            first, last, length, live, BIASED, False, EVEN, PRECISION,
+        )  # fmt: skip
     for place in range(whole_begin, whole_end, COLUMNS):
         j = place + columns
         at = y + j[None, :].to(tl.int64) * y_token + d[:, None]
         top, total = _fold(
-            held,
-            at,
-            bias + j,
-            j,
-            i,
-            top,
-            total,
-            factor,
-            slope,
-            first,
-            last,
-            length,
-            live,
-            BIASED,
-            True,
-            EVEN,
-            PRECISION,
-        )
+            held, at, bias + j, j, i, top, total, factor, slope,
+            first, last, length, live, BIASED, True, EVEN, PRECISION,
+        )  # fmt: skip
     for place in range(whole_end, end, COLUMNS):
         j = place + columns
         at = y + j[None, :].to(tl.int64) * y_token + d[:, None]
         top, total = _fold(
-            held,
-            at,
-            bias + j,
-            j,
-            i,
-            top,
-            total,
-            factor,
-            slope,
-            first,
-            last,
-            length,
-            live,
-            BIASED,
-            False,
-            EVEN,
-            PRECISION,
-        )
+            held, at, bias + j, j, i, top, total, factor, slope,
+            first, last, length, live, BIASED, False, EVEN, PRECISION,
+        )  # fmt: skip
     # A row without a column has the logarithm of nothing.
     tl.store(out + i, tl.where(total > 0, (top + tl.log2(total)) * 0.6931471805599453, float("-inf")), mask=i < size)
 

@@ -7,6 +7,7 @@ released backend has returned log-sum-exps to another base. A wrong one would tr
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -16,6 +17,12 @@ from kvbench.core.errors import KvbenchError
 _SAMPLED = 32
 _TOLERANCE = 0.02
 """In nats. Both sides sum in fp32 what the same numbers give; another base or a lost block is off by far more."""
+
+
+def available(tensor: Tensor) -> bool:
+    """Whether Triton kernels can take a tensor like this: it lies on a GPU, and Triton is there."""
+    return tensor.is_cuda and find_spec("triton") is not None
+
 
 _passed: set[tuple[str, str, torch.dtype]] = set()
 
@@ -38,7 +45,9 @@ def once(backend: str, found: Tensor, like: Tensor, expected: Callable[[Tensor],
         return
     size = found.shape[-1]
     index = torch.linspace(0, size - 1, min(_SAMPLED, size), device=found.device).long()
-    mine, plain = found[0][:, index].float(), expected(index).float()
+    # Where the kernel runs, a matrix product may be told to round; the kernel does not.
+    with torch.autocast(like.device.type, enabled=False):
+        mine, plain = found[0][:, index].float(), expected(index).float()
     # Infinities of the same sign are equal; their difference is not a number.
     off = float(torch.where(mine == plain, 0.0, (mine - plain).abs()).nan_to_num(nan=torch.inf, posinf=torch.inf).max())
     if not off <= _TOLERANCE:

@@ -5,8 +5,6 @@ Shapes: R rows, H KV heads, S tokens.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 
@@ -22,7 +20,7 @@ def keep(priority: Tensor, sinks: int, window: int, k: int) -> Kept:
     Raises:
         KvbenchError: the kernel does not work on this machine.
     """
-    if not has_kernel(priority):
+    if not check.available(priority):
         return Kept.of(priority, sinks, window, k)
     from kvbench.kernels.cutoff import running_cutoff
 
@@ -34,8 +32,3 @@ def keep(priority: Tensor, sinks: int, window: int, k: int) -> Kept:
 
     check.once("running cut-off", cutoff, priority, plain)
     return Kept(rank, cutoff, sinks, window)
-
-
-def has_kernel(priority: Tensor) -> bool:
-    """Whether there is a kernel for the cut-offs of such a priority."""
-    return priority.is_cuda and find_spec("triton") is not None

@@ -29,7 +29,7 @@ def test_the_key_covers_what_can_change_a_number_and_nothing_else() -> None:
         "batch_asked": 2,
         "gen_length": 64,
         "policy": "tova",
-        "graphs": False,
+        "decode_path": "plain",
         "steps": 4,
         "device_name": "other",
     }

@@ -38,6 +38,7 @@ def test_defaults() -> None:
         ({"budgets": (64,)}, "Both --cr and --budget"),
         ({"crs": (), "budgets": (0,)}, "--budget is 0; it has to be at least 1"),
         ({"gen_lens": (0,)}, "--gen-len is 0"),
+        ({"decode_path": "fast"}, "--decode-path is 'fast'; it can be auto, plain, graph, kernels"),
         ({"limit": 0}, "--limit is 0"),
         ({"samples": 0}, "--samples is 0"),
         ({"seeds": (-1,)}, "--seed is -1"),

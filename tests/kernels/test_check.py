@@ -45,3 +45,14 @@ def test_it_looks_once_a_backend_and_number_type() -> None:
     assert len(looked) == 3
     assert looked[0][0] == 0
     assert looked[0][-1] == 99
+
+
+def test_the_plain_form_computes_in_full_precision_where_the_model_does_not() -> None:
+    queries, keys = (8 * torch.randn(1, 1, 50, 16) for _ in "qk")
+
+    def expected(index: Tensor) -> Tensor:
+        return (queries[0][:, index] @ keys[0].mT).logsumexp(-1)
+
+    found = (queries @ keys.mT).logsumexp(-1)
+    with torch.autocast("cpu", torch.bfloat16):
+        check.once("k", found, queries, expected)

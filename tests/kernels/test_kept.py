@@ -26,7 +26,7 @@ def test_a_kernel_is_held_to_the_plain_form_and_refused_when_it_differs(monkeypa
     def running_cutoff(*given: object) -> torch.Tensor:
         return ranking.running_cutoff(*given) + off  # type: ignore[arg-type]
 
-    monkeypatch.setattr(kept, "has_kernel", lambda priority: True)  # noqa: ARG005 - of any
+    monkeypatch.setattr(check, "available", lambda tensor: True)  # noqa: ARG005 - of any
     monkeypatch.setitem(sys.modules, "kvbench.kernels.cutoff", SimpleNamespace(running_cutoff=running_cutoff))
     monkeypatch.setattr(check, "_passed", set())
     assert torch.equal(kept.keep(priority, 2, 5, 7).cutoff, Kept.of(priority, 2, 5, 7).cutoff)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvbench.core.policy import Geometry
     from kvbench_policies.kvpop.policy import Kvpop
 
-_BOUND = 75.0
+BOUND = 75.0
 """Of gates without a soft bound: beyond it the memory's arithmetic leaves fp32."""
 
 
@@ -125,7 +125,7 @@ class KvpopScorer(Scorer):
         """Values with their 1 [..., dv + 1] and gates i and f [...] from what a written token gives [..., O]."""
         end = self.features + self.width + 1
         gates = given[..., end : end + 2]
-        gates = self.cap * gates.tanh() if self.cap else gates.clamp(-_BOUND, _BOUND)
+        gates = self.cap * gates.tanh() if self.cap else gates.clamp(-BOUND, BOUND)
         return given[..., self.features : end], gates[..., 0], gates[..., 1]
 
     def split_read(self, given: Tensor) -> Tensor:

@@ -8,7 +8,10 @@ from torch.nn.functional import pad
 
 from kvbench.core.policy import StateRequest, StaticState, Tokens
 from kvbench_policies.kvpop.mlstm import Memory, step
-from kvbench_policies.kvpop.scorer import KvpopScorer
+from kvbench_policies.kvpop.scorer import BOUND, KvpopScorer
+
+_ALIGNED = 16
+"""What a token gives is a multiple of this, so that the kernel reads weights in whole vectors."""
 
 
 class DelayedState(StaticState):
@@ -18,7 +21,9 @@ class DelayedState(StaticState):
         self.scorer = scorer
         with torch.no_grad():
             pairs = zip(scorer.writing(), scorer.reading(), strict=True)
-            self.weight, self.bias = (_interleaved(*pair) for pair in pairs)
+            self.weight, self.bias = (_interleaved(*pair, _ALIGNED if request.kernels else 1) for pair in pairs)
+            self._log_gamma = scorer.log_decay().float() if scorer.decay.active else None
+        self._kernels = request.kernels
         shape = (request.rows, request.geometry.kv_heads)
         memory = Memory.empty(shape, scorer.features, scorer.width + 1, request.device)
         # What is charged in slots is stored as keys and values are; every update computes in fp32.
@@ -35,6 +40,8 @@ class DelayedState(StaticState):
     @torch.no_grad()
     def step(self, new: Tokens, leaving: Tokens) -> Tensor:
         """Priorities [R, H] of the tokens that leave."""
+        if self._kernels:
+            return self._by_kernel(new, leaving, leaving.positions)[..., 0]
         return self._decayed(self._write_and_read(new, leaving), leaving.positions)[..., 0]
 
     @torch.no_grad()
@@ -46,6 +53,8 @@ class DelayedState(StaticState):
 
     def _write_and_read(self, new: Tokens, leaving: Tokens) -> Tensor:
         """Writes `new` and returns the score of `leaving` [R, H, 1]."""
+        if self._kernels:
+            return self._by_kernel(new, leaving, None)
         scorer, (rows, heads) = self.scorer, self.memory.m.shape
         # One product for both tokens, as separate members of a batch [2H, R, 2D]: head 0 new, head 0 leaving, ...
         x = torch.cat((new.keys, new.values, leaving.keys, leaving.values), -1).float()
@@ -57,6 +66,27 @@ class DelayedState(StaticState):
         y = step(memory, features[:, 1::2], features[:, ::2], v, i, f)
         self.memory.cells.copy_(memory.cells)
         return scorer.readout(y.transpose(0, 1), scorer.split_read(given[1::2])).transpose(0, 1)
+
+    def _by_kernel(self, new: Tokens, leaving: Tokens, positions: Tensor | None) -> Tensor:
+        """`_write_and_read` in two launches; decayed to `positions` [R, 1] where they are given and scores decay."""
+        from kvbench_policies.kvpop.kernel import write_and_read
+
+        scorer, gamma = self.scorer, self._log_gamma
+        return write_and_read(
+            (new.keys, new.values),
+            (leaving.keys, leaving.values),
+            self.weight,
+            self.bias,
+            self.memory.cells,
+            self.memory.m,
+            scorer.mix,
+            scorer.final,
+            None if gamma is None or positions is None else (gamma, positions),
+            cap=scorer.cap,
+            bound=BOUND,
+            signed=scorer.signed,
+            norm=scorer.head_norm,
+        )
 
     def _store(self, memory: Memory) -> None:
         # In place: a captured CUDA graph and the engine's refills keep the addresses.
@@ -100,8 +130,8 @@ class ImmediateState(DelayedState):
         return (positions % self.window).long()[:, None].expand(-1, self.pending.shape[1], -1)
 
 
-def _interleaved(written: Tensor, read: Tensor) -> Tensor:
-    """Weights of the written and of the read token head by head [2H, ..., O]; the narrower is filled up with zeros."""
-    wide = max(written.shape[-1], read.shape[-1])
+def _interleaved(written: Tensor, read: Tensor, multiple: int) -> Tensor:
+    """Weights of the written and of the read token head by head [2H, ..., O]; filled up with zeros to a multiple."""
+    wide = -(-max(written.shape[-1], read.shape[-1]) // multiple) * multiple
     pair = [pad(weight, (0, wide - weight.shape[-1])) for weight in (written, read)]
     return torch.stack(pair, 1).flatten(0, 1)

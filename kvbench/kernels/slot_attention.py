@@ -1,0 +1,166 @@
+"""Triton kernels: attention of one query a row over its slots, the slots split among programs.
+
+Flash-decoding (Dao et al. 2023): each program takes the query heads of one KV head and a share of the slots, so that keys and
+values are read once, and leaves a running maximum, sum and output; a second kernel puts shares together. A row's share
+follows from its own length on the device: rows of any length in one launch, and no empty slot is read. The plain forms are
+`over_slots` and `with_weights` of `kvbench.engine.attention`.
+
+Shapes: R rows, Hq query heads, H KV heads, G = Hq / H, B slots, D head dimension, S splits.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_LOG2E = 1.4426950408889634
+_BLOCK = 64
+_PROGRAMS = 400
+"""Programs that are wanted at least: about three for each multiprocessor of a large GPU."""
+
+
+@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
+def _share(  # type: ignore[no-untyped-def]
+    query, keys, values, held, at, out, top, total, logits, query_row, query_head, heads, capacity, factor,
+    GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr, HOLES: tl.constexpr, LOGITS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    pair = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(1)
+    row = pair // heads
+    length = tl.minimum(tl.load(at + row) + 1, capacity).to(tl.int32)
+    size = tl.cdiv(tl.cdiv(length, SPLITS), BLOCK) * BLOCK
+    begin = split * size
+    end = tl.minimum(begin + size, length)
+    g = tl.arange(0, GROUP_PADDED)
+    d = tl.arange(0, DIM_PADDED)
+    grouped = (g < GROUP)[:, None] & (d < DIM)[None, :]
+    keys += pair * capacity * DIM
+    values += pair * capacity * DIM
+    held += pair * capacity
+    heads_before = (pair % heads) * GROUP
+    q = tl.load(
+        query + row * query_row + (heads_before + g)[:, None] * query_head + d[None, :], mask=grouped, other=0.0
+    )
+    best = tl.full([GROUP_PADDED], float("-inf"), tl.float32)
+    weight = tl.zeros([GROUP_PADDED], tl.float32)
+    acc = tl.zeros([GROUP_PADDED, DIM_PADDED], tl.float32)
+    for start in range(begin, end, BLOCK):
+        n = start + tl.arange(0, BLOCK)
+        live = n < end
+        if HOLES:
+            # Keys and values of empty slots are not read.
+            live = live & (tl.load(held + n, mask=live, other=-1) >= 0)
+        entry = n[:, None] * DIM + d[None, :]
+        inside = live[:, None] & (d < DIM)[None, :]
+        k = tl.load(keys + entry, mask=inside, other=0.0)
+        v = tl.load(values + entry, mask=inside, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * factor
+        scores = tl.where(live[None, :], scores, float("-inf"))
+        if LOGITS:
+            place = (pair * GROUP + g)[:, None] * capacity + n[None, :]
+            tl.store(logits + place, scores, mask=(g < GROUP)[:, None] & (n < end)[None, :])
+        higher = tl.maximum(best, tl.max(scores, 1))
+        # Where nothing has been seen yet, the difference of two infinities would not be a number.
+        level = tl.where(higher == float("-inf"), 0.0, higher)
+        shares = tl.exp2(scores - level[:, None])
+        fading = tl.exp2(best - level)
+        weight = weight * fading + tl.sum(shares, 1)
+        acc = acc * fading[:, None] + tl.dot(shares.to(v.dtype), v, input_precision=PRECISION)
+        best = higher
+    if SPLITS == 1 and not LOGITS:
+        done = acc / weight[:, None]
+        tl.store(out + (pair * GROUP + g)[:, None] * DIM + d[None, :], done.to(out.dtype.element_ty), mask=grouped)
+    else:
+        part = (pair * GROUP + g) * SPLITS + split
+        tl.store(out + part[:, None] * DIM + d[None, :], acc, mask=grouped)
+        tl.store(top + part, best, mask=g < GROUP)
+        tl.store(total + part, weight, mask=g < GROUP)
+
+
+@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
+def _together(  # type: ignore[no-untyped-def]
+    parts, top, total, logits, at, out, weights, heads, capacity,
+    DIM: tl.constexpr, DIM_PADDED: tl.constexpr, SPLITS: tl.constexpr, LOGITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0).to(tl.int64)
+    s = tl.arange(0, SPLITS)
+    d = tl.arange(0, DIM_PADDED)
+    tops = tl.load(top + head * SPLITS + s)
+    best = tl.max(tops, 0)
+    fading = tl.exp2(tops - best)
+    weight = tl.sum(tl.load(total + head * SPLITS + s) * fading, 0)
+    part = tl.load(parts + (head * SPLITS + s)[:, None] * DIM + d[None, :], mask=(d < DIM)[None, :], other=0.0)
+    done = tl.sum(part * fading[:, None], 0) / weight
+    tl.store(out + head * DIM + d, done.to(out.dtype.element_ty), mask=d < DIM)
+    if LOGITS:
+        length = tl.minimum(tl.load(at + head // heads) + 1, capacity)
+        for start in range(0, capacity, BLOCK):
+            n = start + tl.arange(0, BLOCK)
+            scores = tl.load(logits + head * capacity + n, mask=n < length, other=float("-inf"))
+            tl.store(weights + head * capacity + n, tl.exp2(scores - best) / weight, mask=n < capacity)
+
+
+def attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    at: Tensor,
+    scale: float,
+    held: Tensor | None = None,
+    weighing: bool = False,
+    *,
+    splits: int = 0,
+    block: int = _BLOCK,
+    warps: int = 4,
+    stages: int = 3,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention [R, Hq, 1, D], and its weights [R, Hq, 1, B] in fp32 if `weighing`, zero on empty slots.
+
+    Args:
+        query: [R, Hq, 1, D], any strides but along D.
+        keys, values: contiguous [R, H, B, D]; a row's first min(B, at + 1) slots count.
+        at: position of each row's token [R], int64.
+        scale: factor of the dot product.
+        held: positions [R, H, B], negative where one of these slots is empty; None when none is.
+        weighing: the weights are wanted.
+        splits, block, warps, stages: shares of a row and head, slots at a time and how they are computed; `splits` is chosen by
+            the sizes when 0.
+    """
+    rows, query_heads, _, dim = query.shape
+    heads, capacity = keys.shape[1:3]
+    group = query_heads // heads
+    padded = triton.next_power_of_2(dim)
+    splits = splits or _splits(rows * heads, capacity)
+    out = torch.empty(rows, query_heads, 1, dim, dtype=query.dtype, device=query.device)
+    one = splits == 1 and not weighing
+
+    def scratch(*shape: int) -> Tensor:
+        return torch.empty(rows, query_heads, *shape, dtype=torch.float32, device=query.device)
+
+    parts, top, total = (out, out, out) if one else (scratch(splits, dim), scratch(splits), scratch(splits))
+    logits = scratch(1, capacity) if weighing else top
+    if query.element_size() > 2:
+        block = min(block, 32)
+    _share[(rows * heads, splits)](
+        query, keys, values, keys if held is None else held, at, parts, top, total, logits,
+        query.stride(0), query.stride(1), heads, capacity, scale * _LOG2E,
+        GROUP=group, GROUP_PADDED=max(16, triton.next_power_of_2(group)), DIM=dim, DIM_PADDED=max(16, padded), BLOCK=block,
+        SPLITS=splits, HOLES=held is not None, LOGITS=weighing, PRECISION="ieee", num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    if one:
+        return out, None
+    # Written in place of the logits, which each program reads before.
+    _together[(rows * query_heads,)](
+        parts, top, total, logits, at, out, logits, query_heads, capacity,
+        DIM=dim, DIM_PADDED=padded, SPLITS=splits, LOGITS=weighing, BLOCK=1024, num_warps=4,
+    )  # fmt: skip
+    return out, logits if weighing else None
+
+
+def _splits(pairs: int, capacity: int) -> int:
+    """A power of two, so that there are enough programs and each has at least two blocks."""
+    wanted = triton.next_power_of_2(triton.cdiv(_PROGRAMS, pairs))
+    return max(1, min(64, int(wanted), int(triton.next_power_of_2(capacity)) // (2 * _BLOCK)))
