@@ -20,12 +20,14 @@ from kvbench.engine.run import Setting, contact, decode, prefill
 from kvbench.kernels import logsumexp
 from kvbench.kernels.attention import attention_over, biased_attention, biases
 from kvbench.kernels.kept import keep
+from kvbench.kernels.visible import Visible
 
 SCALE = 0.2
 LOSS_TOLERANCE = 1e-2
 """Of losses on two devices, relative, in fp32; near-ties of scores may fall either way."""
 
-# rows, KV heads, tokens, sinks, window, k, different priorities: all laid end to end to one compiled length, 512
+# rows, KV heads, tokens, sinks, window, k, different priorities: all laid end to end to one compiled length, 512. The last
+# queries of the first case read in order of rank.
 CASES = [
     (1, 2, 500, 4, 48, 60, 10**6),
     (2, 2, 250, 3, 7, 30, 5),
@@ -92,6 +94,14 @@ def the_mask_to_the_last_key() -> None:
             wanted = (seen / seen.sum(-1, keepdim=True))[..., start : start + width].repeat_interleave(4, 1)
             assert torch.equal(out[..., :width] > 0, wanted > 0)
             torch.testing.assert_close(out[..., :width].double(), wanted, atol=1e-5, rtol=1e-4)
+
+
+def keys_in_both_orders() -> None:
+    """That the cases above visit keys in order of rank and in order of time beyond the window."""
+    partial, full = Visible.of(_kept(CASES[0])).blocks()
+    by_rank, by_time = (partial | full).chunk(2, -1)
+    assert by_rank.any()
+    assert by_time[:, -2, 0].all()
 
 
 def a_bias_and_its_gradient() -> None:
@@ -169,6 +179,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "attention fp32, D 32, G 4": lambda: attention_over_what_is_kept(torch.float32, 32, 4),
     "attention bf16, D 128, G 4": lambda: attention_over_what_is_kept(torch.bfloat16, 128, 4),
     "attention bf16, D 64, G 1": lambda: attention_over_what_is_kept(torch.bfloat16, 64, 1),
+    "keys in both orders": keys_in_both_orders,
     "mask, exactly": the_mask_to_the_last_key,
     "bias and its gradient": a_bias_and_its_gradient,
     "target fp32, D 32, G 4": lambda: both_passes_of_the_target(torch.float32, 32, 4),

@@ -11,9 +11,11 @@ from torch.nn import functional
 from benchmarks.training.clock import extra_memory, median_ms
 from benchmarks.training.shapes import random_model
 from benchmarks.training.steps import fastest_attention, policy_for, recipe_for
+from kvbench.core.ranking import Kept
 from kvbench.kernels import logsumexp
 from kvbench.kernels.attention import attention_over
 from kvbench.kernels.kept import keep
+from kvbench.kernels.visible import Visible
 from kvbench.models.source import LoadedModel
 from kvbench.train.attached import NAME
 from kvbench.train.student import Dense
@@ -89,6 +91,18 @@ def _passes(loaded: LoadedModel, length: int, repeats: int) -> Row:
         "target / SDPA": taken["target"] / taken["causal SDPA forward"],
         "target with normaliser / SDPA": taken["target with its dense normaliser"] / taken["causal SDPA forward"],
         "cut-off / layer": taken["cut-off"] / taken["layer forward"],
+        "what is kept / SDPA": taken["attention over what is kept"] / taken["causal SDPA forward"],
+        "its blocks / causal": _blocks_to_causal(kept),
         "target's extra GiB": memory,
         "extra KiB a token": memory * 2**20 / length,
     }
+
+
+def _blocks_to_causal(kept: Kept) -> float:
+    """How many blocks of pairs attention over what is kept visits, for one that causal attention visits."""
+    _, heads, length = kept.rank.shape
+    visited = [
+        sum(int(blocks.sum()) for blocks in visible.blocks())
+        for visible in (Visible.of(kept), Visible.causal(1, length, kept.rank.device))
+    ]
+    return visited[0] / (heads * visited[1])

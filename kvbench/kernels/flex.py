@@ -31,24 +31,22 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 def block_mask(visible: Visible, group: int) -> BlockMask:
     """The kernel's lists of blocks, also those of its backward pass, for query heads in groups of `group`."""
-    partial, full = visible.blocks()
+    forward = torch.stack(visible.blocks())
+    lists = []
     # Query blocks by key block are what the backward pass walks along.
-    wanted = torch.stack((partial, full, partial.mT, full.mT)).to(torch.int32)
-    numbers = wanted.sum(-1, dtype=torch.int32)
-    indices = wanted.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
-    by_head = visible.rank is not None
-    lists = [
-        (part.repeat_interleave(group, 0) if by_head else part)[None].contiguous()
-        for pair in zip(numbers, indices, strict=True)
-        for part in pair
-    ]
+    for wanted in (forward.to(torch.int32), forward.mT.to(torch.int32)):
+        numbers = wanted.sum(-1, dtype=torch.int32)
+        indices = wanted.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
+        lists += [part for pair in zip(numbers, indices, strict=True) for part in pair]
+    if visible.far is not None:
+        lists = [part.repeat_interleave(group, 0) for part in lists]
     names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
     more = ("q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices")
     return BlockMask(
-        seq_lengths=(len(visible.near), len(visible.near)),
+        seq_lengths=(forward.shape[-2] * BLOCK, forward.shape[-1] * BLOCK),
         BLOCK_SIZE=(BLOCK, BLOCK),
-        mask_mod=_mask_mod(visible, group),
-        **dict(zip((*names, *more), lists, strict=True)),
+        mask_mod=visible.mask_mod(group),
+        **dict(zip((*names, *more), (part[None].contiguous() for part in lists), strict=True)),
     )
 
 
@@ -69,17 +67,20 @@ def attend(
         value: [R, H, S, D], likewise.
         visible: what each query sees.
         scale: factor of the dot product.
-        score_mod: changes logits, see torch.
+        score_mod: changes logits, see torch; it is given keys as `visible` numbers them.
         kernel: takes the place of the compiled one in tests.
     """
     rows, _, size, _ = query.shape
     mask = block_mask(visible, query.shape[1] // key.shape[1])
-    given = [_end_to_end(tensor, len(visible.near)) for tensor in (query, key, value)]
+    query, key, value = (_end_to_end(tensor, len(visible.near)) for tensor in (query, key, value))
+    if visible.far is not None:
+        order = visible.far.order
+        key, value = (_InBothOrders.apply(tensor, order) for tensor in (key, value))  # type: ignore[no-untyped-call]
     with (
         torch.autocast(query.device.type, enabled=False),
         torch._dynamo.config.patch(recompile_limit=_LENGTHS, accumulated_recompile_limit=4 * _LENGTHS),
     ):
-        out, lse = (kernel or _compiled())(*given, mask, scale, score_mod)
+        out, lse = (kernel or _compiled())(query, key, value, mask, scale, score_mod)
     return _apart(out, rows, size), _apart(lse, rows, size)
 
 
@@ -106,19 +107,23 @@ def _compiled() -> Callable[..., tuple[Tensor, Tensor]]:
     return torch.compile(uncompiled, dynamic=False)
 
 
-def _mask_mod(visible: Visible, group: int) -> Any:
-    near, rank, cutoff = visible.near, visible.rank, visible.cutoff
-    if rank is None or cutoff is None:
+class _InBothOrders(torch.autograd.Function):
+    """Tokens [1, H, N, D] in order of rank and then in order of time [1, H, 2 N, D], the order of rank [H, N].
 
-        def causal(b: Tensor, h: Tensor, q: Tensor, t: Tensor) -> Tensor:  # noqa: ARG001 - the kernel's signature
-            return (t <= q) & (t > near[q])
+    What autograd makes of a gather adds with atomics; but each token is in the order once.
+    """
 
-        return causal
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, order: Tensor) -> Tensor:
+        index = order[None, :, :, None].expand_as(tensor)
+        ctx.save_for_backward(order)
+        return torch.cat((tensor.gather(2, index), tensor), 2)
 
-    def ranked(b: Tensor, h: Tensor, q: Tensor, t: Tensor) -> Tensor:  # noqa: ARG001 - the kernel's signature
-        return (t <= q) & ((t > near[q]) | (rank[h // group, t] <= cutoff[h // group, q]))
-
-    return ranked
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        by_rank, by_time = grads[0].chunk(2, 2)
+        index = ctx.saved_tensors[0][None, :, :, None].expand_as(by_rank)
+        return torch.empty_like(by_time).scatter_(2, index, by_rank) + by_time, None
 
 
 def _apart(tensor: Tensor, rows: int, size: int) -> Tensor:

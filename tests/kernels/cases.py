@@ -19,6 +19,16 @@ CASES = [
     (4, 1, 16, 0, 8, 40, 1),
 ]
 
+# The same of longer rows: in blocks of 8, late ones read what is beyond their window in order of rank.
+LATE = [
+    (1, 2, 128, 2, 8, 10, 128),
+    (1, 1, 250, 0, 1, 20, 4),
+    (1, 2, 200, 3, 17, 1, 200),
+    (3, 2, 131, 3, 8, 9, 200),
+    (2, 1, 150, 4, 16, 12, 5),
+    (2, 2, 100, 9, 5, 2, 100),
+]
+
 
 def kept_of(rows: int, heads: int, size: int, sinks: int, window: int, k: int, values: int) -> Kept:
     """What random priorities keep; few different values make ties."""
