@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import transformers
 
+from kvbench.harness.environment import commit
+
 PARTS = ("correctness", "tune", "kernels", "steps")
 
 
@@ -38,7 +40,12 @@ def main() -> None:
     device = torch.device(given.device)
     given.out.mkdir(parents=True, exist_ok=True)
     where = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    about = {"device": where, "torch": torch.__version__, "transformers": transformers.__version__}
+    about = {
+        "device": where,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "commit": commit().sha,
+    }
     rows: list[dict[str, Any]] = []
     failed: list[str] = []
     with (given.out / "results.jsonl").open("a", encoding="utf-8") as file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,9 @@ from typing import Any
 
 import torch
 import transformers
+
+from benchmarks.training.table import render
+from kvbench.harness.environment import commit
 
 PARTS = ("correctness", "passes", "prefill", "steps")
 FURTHER = ("tuning",)
@@ -32,12 +36,21 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=4096, help="budget of the prefill")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of which the median is taken")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--table", type=Path, nargs="+", help="only prints these results.jsonl as tables")
     parser.add_argument("--out", type=Path, default=Path("runs/training-cost"), help="folder of results.jsonl")
     given = parser.parse_args()
+    if given.table:
+        sys.stdout.write(render(given.table))
+        return
     device = torch.device(given.device)
     given.out.mkdir(parents=True, exist_ok=True)
     where = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    about = {"device": where, "torch": torch.__version__, "transformers": transformers.__version__}
+    about = {
+        "device": where,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "commit": commit().sha,
+    }
     failed = []
     with (given.out / "results.jsonl").open("a", encoding="utf-8") as file:
 
