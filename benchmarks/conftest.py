@@ -6,7 +6,6 @@ copies of its tensors as no cache of the device can hold; a round replays the gr
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -15,6 +14,9 @@ import pytest
 import torch
 
 from benchmarks.case import CPU, CUDA, Case, Make, Piece, Timed
+from kvbench.efficiency import clock
+
+bandwidth = cache(clock.bandwidth)
 
 _UNCACHED = 2**28
 """Bytes that a round on CUDA goes through, at least, where `_MOST` calls are enough for that."""
@@ -66,18 +68,3 @@ def _captured(pieces: Sequence[Piece]) -> Piece:
         torch.cuda.synchronize()
 
     return replay
-
-
-@cache
-def bandwidth(device: torch.device) -> float:
-    """Bytes a second of a large copy, read and written; the best of several."""
-    source = torch.ones(2**28 if device.type == "cuda" else 2**24, device=device)
-    target = torch.empty_like(source)
-    best = 0.0
-    for _ in range(10):
-        start = time.perf_counter()
-        target.copy_(source)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        best = max(best, 2 * source.nbytes / (time.perf_counter() - start))
-    return best

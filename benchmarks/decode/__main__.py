@@ -77,13 +77,13 @@ def main() -> None:
 
 def _run(part: str, given: Any, device: torch.device, emit: Any) -> list[str]:
     from benchmarks.decode import correctness, parts, steps
-    from benchmarks.decode.clock import bandwidth
+    from kvbench.efficiency.clock import bandwidth
 
     if part == "correctness":
         return _correctness(correctness.checks(device.type), given.check, emit)
     with torch.inference_mode():
         speed = bandwidth(device)
-        print(f"  a copy moves {speed / 1e12:.2f} TB/s", flush=True)
+        print(f"  memory moves {speed / 1e12:.2f} TB/s", flush=True)
         if part == "tune":
             parts.tune(given.shape, given.rows, device, speed, given.quick, emit)
         elif part == "kernels":

@@ -49,14 +49,6 @@ def events(run: Callable[[], Any], replays: int = _REPLAYS) -> float:
     return float(statistics.median(a.elapsed_time(b) for a, b in pairwise(marks)))
 
 
-def bandwidth(device: torch.device) -> float:
-    """Bytes a second of a large copy, read and written bytes both counted."""
-    size = 2**31 if device.type == "cuda" else 2**24
-    source = torch.ones(size, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return 2 * size / (replayed(target.copy_, [source], device, replays=20) / 1e6)
-
-
 def _wall(run: Callable[[], Any]) -> float:
     start = time.perf_counter()
     run()

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -15,8 +16,11 @@ _WARM = 3
 _SPARE = 4
 """Steps beyond those asked for, should an extent change on the way and a step have to be captured anew."""
 
-_COPY = {"cpu": 2**26, "cuda": 2**31}
-_COPIES = 20
+_MOVED = {"cpu": 2**26, "cuda": 2**31}
+"""Bytes that are read to measure the bandwidth."""
+
+_MOVES = 10
+_IN_A_ROW = 4
 
 STEPS_BESIDE = _WARM + _SPARE
 """How many steps may run beside those that are timed."""
@@ -80,11 +84,27 @@ def time_calls(call: Callable[[], object], count: int, device: torch.device) -> 
 
 
 def bandwidth(device: torch.device) -> float:
-    """Bytes a second of a large copy on the device; read and written bytes both count."""
-    source = torch.ones(_COPY[device.type], dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    times = time_calls(lambda: target.copy_(source), _COPIES, device)
-    return 2 * source.numel() / (times.median / 1000)
+    """Bytes a second that the device moves: the most of a copy, a scaled copy (read and written bytes count) and a sum.
+
+    A library's copy may be far from what the memory gives, and a decode step reads nearly all that it moves.
+    """
+    source = torch.ones(_MOVED[device.type] // 4, device=device)
+    target, total = torch.empty_like(source), torch.empty((), device=device)
+    size = source.nbytes
+    moves: list[tuple[int, Callable[[], object]]] = [
+        (2 * size, lambda: target.copy_(source)),
+        (2 * size, lambda: torch.mul(source, 2, out=target)),
+        (size, lambda: torch.sum(source, 0, out=total)),
+    ]
+
+    def repeated(call: Callable[[], object]) -> None:
+        # Several in a row, so that launching and waiting hardly count.
+        for _ in range(_IN_A_ROW):
+            call()
+
+    return max(
+        moved * _IN_A_ROW / (time_calls(partial(repeated, call), _MOVES, device).median / 1000) for moved, call in moves
+    )
 
 
 def synchronize(device: torch.device) -> None:

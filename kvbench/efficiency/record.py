@@ -100,7 +100,7 @@ class Figures:
         entries: retained entries of a layer, row and KV head when the last step had run, mean.
         ms_per_step, ms_lo, ms_hi, n: median, quartiles and number of the timed steps.
         tokens_per_s: `batch` over the median.
-        bandwidth: bytes a second of a large copy on the device, read and written bytes counted, in the same run.
+        bandwidth: bytes a second that copies and a sum move on the device at most, in the same run.
         moved_weights, moved_kv, moved_metadata, moved_scorer, moved_state: bytes that a step has to move.
         floor_ms: their sum over the bandwidth.
         floor_ratio: `ms_per_step` over `floor_ms`.

@@ -34,8 +34,8 @@ _SAME_SETS = 0.95
 def compare(setting: Setting, rows: int) -> None:
     """Steps from the same state by kernels and plainly, layer by layer and through the model, on random tokens.
 
-    Rows of two lengths stand side by side, one full and one that is not, and then change places: a single row is seen as
-    either. The budget is a small one of the policy's.
+    Rows of two lengths stand side by side, one full and one that is not; a single row is full, and then, for the model, is not.
+    The budget is a small one of the policy's.
 
     Args:
         setting: with kernels.
@@ -50,13 +50,18 @@ def compare(setting: Setting, rows: int) -> None:
         split = policy.split(policy.smallest_budget(loaded.geometry) + _LONG, loaded.geometry)
     sizes = [2 * split.slots if policy.evicts else _LONG, 2 + split.window // 2]
     small = replace(setting, split=split, longest=max(sizes) + _STEPS + 1, kernels=False)
-    same = [dropped for order in (sizes, sizes[::-1]) for dropped in _compare_steps(setting, small, rows, order)]
+    same = _compare_steps(setting, small, rows, sizes)
     share = float(torch.stack(same).double().mean())
     if share < _SAME_SETS:
         raise KvbenchError(f"The decode kernels drop other tokens than the plain path in {1 - share:.0%} of heads.")
+    if rows == 1:
+        # Layers are not compared again: of empty slots a state may say what it likes.
+        _compare_steps(setting, small, rows, sizes[::-1], by_layer=False)
 
 
-def _compare_steps(setting: Setting, small: Setting, rows: int, sizes: list[int]) -> list[Tensor]:
+def _compare_steps(
+    setting: Setting, small: Setting, rows: int, sizes: list[int], by_layer: bool = True
+) -> list[Tensor]:
     """Of each layer and step, which rows and heads [R, H] drop the same token."""
     loaded = setting.loaded
     random = torch.Generator(loaded.device).manual_seed(0)
@@ -68,9 +73,10 @@ def _compare_steps(setting: Setting, small: Setting, rows: int, sizes: list[int]
         before = [[tensor.clone() for tensor in layer.tensors()] for layer in plain]
         for mine, theirs, held in zip(fast, plain, before, strict=True):
             _restore(mine, held)
-            same.append(_compare_layer(mine, theirs, step, loaded.geometry.query_heads, random))
-            _restore(mine, held)
-            _restore(theirs, held)
+            if by_layer:
+                same.append(_compare_layer(mine, theirs, step, loaded.geometry.query_heads, random))
+                _restore(mine, held)
+                _restore(theirs, held)
         ids = torch.randint(_vocabulary(small), (rows,), device=loaded.device, generator=random)
         segments = setting.segments
         found = decode(loaded, fast, ids, step) if segments is None else segments.decode(fast, ids, step)

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from kvbench.core.policy import Tokens
 from kvbench.core.slots import Slots
+from kvbench.kernels import overlap
+from kvbench.kernels.overlap import after_the_last
 from kvbench.kernels.slots import room_for_leaving, take_leaving
 
 
@@ -21,8 +23,9 @@ from kvbench.kernels.slots import room_for_leaving, take_leaving
 def _rotated(  # type: ignore[no-untyped-def]
     given, query_gain, key_gain, cos, sin, query, key, query_heads, heads, eps,
     keys, values, recent, at, old_keys, old_values, old_at, capacity, window,
-    NORM: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+    NORM: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
+    after_the_last(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     if head >= query_heads + heads:
@@ -92,6 +95,7 @@ def rotated(
         slots.keys, slots.values, slots.recent, at, target.keys, target.values, target.positions,
         slots.capacity, slots.window,
         NORM=gains is not None, DIM=dim, DIM_PADDED=triton.next_power_of_2(dim), num_warps=1,
+        **overlap.options(given),
     )  # fmt: skip
     value = given[:, (query_heads + kv_heads) * dim :].view(rows, kv_heads, 1, dim)
     return query, key, value, old

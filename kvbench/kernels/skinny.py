@@ -21,6 +21,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvbench.kernels import overlap
+from kvbench.kernels.overlap import after_the_last
+
 Blocks = tuple[int, int, int, int]
 """Rows of W in a program, numbers along K at a time, warps and stages."""
 
@@ -55,7 +58,7 @@ def _finished(  # type: ignore[no-untyped-def]
 def _one_row(  # type: ignore[no-untyped-def]
     x, gain, first, second, third, residual, out, first_end, second_end, outputs, eps,
     SIZE: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     start = tl.program_id(0) * BLOCK_N
     n = start + tl.arange(0, BLOCK_N)
@@ -78,6 +81,7 @@ def _one_row(  # type: ignore[no-untyped-def]
     tile = tl.load(weight + at, mask=inside & (k < SIZE)[None, :], other=0.0)
     if GATED:
         pair = tl.load(second + at, mask=inside & (k < SIZE)[None, :], other=0.0)
+    after_the_last(OVERLAPS)
     for begin in range(0, SIZE, BLOCK_K):
         # The next tile is under way while this one is multiplied.
         later = (begin + BLOCK_K + k < SIZE)[None, :] & inside
@@ -103,8 +107,9 @@ def _one_row(  # type: ignore[no-untyped-def]
 def _few_rows(  # type: ignore[no-untyped-def]
     x, gain, first, second, third, residual, out, first_end, second_end, outputs, rows, eps,
     SIZE: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
+    after_the_last(OVERLAPS)
     start = tl.program_id(0) * BLOCK_N
     n = start + tl.arange(0, BLOCK_N)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -180,6 +185,7 @@ def product(
         _one_row[(triton.cdiv(outputs, block_n),)](
             x, gain, first, second, third, residual, out, *ends, outputs, eps,
             SIZE=size, NORM=norm, GATED=gated, ADD=add, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps,
+            **overlap.options(x),
         )  # fmt: skip
         return out
     block_m = height(rows)
@@ -187,7 +193,7 @@ def product(
         x, gain, first, second, third, residual, out, *ends, outputs, rows, eps,
         # fp32 means fp32, as in the plain form.
         SIZE=size, NORM=norm, GATED=gated, ADD=add, PRECISION="ieee",
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages, **overlap.options(x),
     )  # fmt: skip
     return out
 

@@ -15,10 +15,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvbench.kernels import overlap
+from kvbench.kernels.overlap import after_the_last
+
 _LOG2E = 1.4426950408889634
 _BLOCK = 64
-_PROGRAMS = 400
-"""Programs that are wanted at least: about three for each multiprocessor of a large GPU."""
+_PROGRAMS = 256
+"""Programs that are wanted at least: about two for each multiprocessor of a large GPU."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # triton has no types
@@ -26,7 +29,9 @@ def _share(  # type: ignore[no-untyped-def]
     query, keys, values, held, at, out, top, total, logits, query_row, query_head, heads, capacity, factor,
     GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, BLOCK: tl.constexpr,
     SPLITS: tl.constexpr, HOLES: tl.constexpr, LOGITS: tl.constexpr, PRECISION: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
+    after_the_last(OVERLAPS)
     pair = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     row = pair // heads
@@ -84,7 +89,9 @@ def _share(  # type: ignore[no-untyped-def]
 def _together(  # type: ignore[no-untyped-def]
     parts, top, total, logits, at, out, weights, heads, capacity,
     DIM: tl.constexpr, DIM_PADDED: tl.constexpr, SPLITS: tl.constexpr, LOGITS: tl.constexpr, BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
+    after_the_last(OVERLAPS)
     head = tl.program_id(0).to(tl.int64)
     s = tl.arange(0, SPLITS)
     d = tl.arange(0, DIM_PADDED)
@@ -115,7 +122,7 @@ def attend(
     splits: int = 0,
     block: int = _BLOCK,
     warps: int = 4,
-    stages: int = 3,
+    stages: int = 2,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention [R, Hq, 1, D], and its weights [R, Hq, 1, B] in fp32 if `weighing`, zero on empty slots.
 
@@ -149,6 +156,7 @@ def attend(
         query.stride(0), query.stride(1), heads, capacity, scale * _LOG2E,
         GROUP=group, GROUP_PADDED=max(16, triton.next_power_of_2(group)), DIM=dim, DIM_PADDED=max(16, padded), BLOCK=block,
         SPLITS=splits, HOLES=held is not None, LOGITS=weighing, PRECISION="ieee", num_warps=warps, num_stages=stages,
+        **overlap.options(query),
     )  # fmt: skip
     if one:
         return out, None
@@ -156,6 +164,7 @@ def attend(
     _together[(rows * query_heads,)](
         parts, top, total, logits, at, out, logits, query_heads, capacity,
         DIM=dim, DIM_PADDED=padded, SPLITS=splits, LOGITS=weighing, BLOCK=1024, num_warps=4,
+        **overlap.options(query),
     )  # fmt: skip
     return out, logits if weighing else None
 

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from kvbench.core.policy import Tokens
 from kvbench.core.slots import Slots
+from kvbench.kernels import overlap
+from kvbench.kernels.overlap import after_the_last
 
 _SLOTS = 4096
 """Slots that a program looks at together, at most."""
@@ -41,8 +43,9 @@ def take_leaving(  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]  # triton has no types
 def _leaving(  # type: ignore[no-untyped-def]
     keys, values, recent, at, out_keys, out_values, out_at, heads, capacity, window,
-    DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+    DIM: tl.constexpr, DIM_PADDED: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
+    after_the_last(OVERLAPS)
     take_leaving(
         tl.program_id(0).to(tl.int64), keys, values, recent, at, out_keys, out_values, out_at,
         heads, capacity, window, DIM, DIM_PADDED,
@@ -55,7 +58,9 @@ def _enter(  # type: ignore[no-untyped-def]
     key_row, key_head, value_row, value_head, ranked_row, ranked_head,
     heads, capacity, window, sinks,
     RANKED: tl.constexpr, FREES: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
+    after_the_last(OVERLAPS)
     LATEST: tl.constexpr = 2147483647
     pair = tl.program_id(0).to(tl.int64)
     row = pair // heads
@@ -114,7 +119,7 @@ def leaving(slots: Slots, at: Tensor) -> Tokens:
     out = room_for_leaving(slots)
     _leaving[(rows * heads,)](
         slots.keys, slots.values, slots.recent, at, out.keys, out.values, out.positions, heads, capacity, slots.window,
-        DIM=dim, DIM_PADDED=triton.next_power_of_2(dim), num_warps=1,
+        DIM=dim, DIM_PADDED=triton.next_power_of_2(dim), num_warps=1, **overlap.options(at),
     )  # fmt: skip
     return out
 
@@ -146,5 +151,5 @@ def enter(slots: Slots, key: Tensor, value: Tensor, at: Tensor, ranked: Tensor |
         key.stride(0), key.stride(1), value.stride(0), value.stride(1), given.stride(0), given.stride(1),
         heads, capacity, slots.window, slots.sinks,
         RANKED=ranked is not None, FREES=frees, DIM=dim, DIM_PADDED=triton.next_power_of_2(dim), BLOCK=block,
-        num_warps=max(1, min(16, block // 256)),
+        num_warps=max(1, min(16, block // 256)), **overlap.options(at),
     )  # fmt: skip
