@@ -32,7 +32,10 @@ def main() -> None:
         help="of the steps part; kvpop and streaming_llm without",
     )
     parser.add_argument("--path", action="append", help="kernels, cache_kernels, graph; kernels without")
-    parser.add_argument("--quick", action="store_true", help="five candidates of the tune part")
+    parser.add_argument("--quick", action="store_true", help="five candidates for each product of the tune part")
+    parser.add_argument(
+        "--kernel", default="", help="of the tune part: kernels with this in their name, such as scorer"
+    )
     parser.add_argument("--profile", action="store_true", help="kernels of each step by name")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=Path("runs/decode"), help="folder of results.jsonl")
@@ -85,7 +88,7 @@ def _run(part: str, given: Any, device: torch.device, emit: Any) -> list[str]:
         speed = bandwidth(device)
         print(f"  memory moves {speed / 1e12:.2f} TB/s", flush=True)
         if part == "tune":
-            parts.tune(given.shape, given.rows, device, speed, given.quick, emit)
+            parts.tune(given.shape, given.slots, given.rows, device, speed, given.quick, given.kernel, emit)
         elif part == "kernels":
             parts.kernels(given.shape, given.slots, given.rows, device, speed, emit)
         else:

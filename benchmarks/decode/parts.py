@@ -22,12 +22,15 @@ from kvbench.kernels.rotary import rotated
 from kvbench.kernels.slot_attention import attend
 from kvbench.kernels.slots import enter, leaving
 from kvbench.models.source import geometry_of
+from kvbench_policies.kvpop import kernel
 from kvbench_policies.kvpop.policy import Kvpop
+from kvbench_policies.kvpop.state import DelayedState
 
 Row = dict[str, Any]
 Emit = Callable[[Row], None]
 Told = Callable[[str, float, float | None, float], None]
 Kind = tuple[int, tuple[int, ...], bool]
+Stages = list[tuple[tuple[str, ...], list[tuple[Any, ...]]]]
 T = TypeVar("T")
 
 _BEYOND_CACHE = 2**28
@@ -46,6 +49,30 @@ FEW_ROWS = [
 ]  # fmt: skip
 """Candidates of the tune part, the likely ones first."""
 
+_GIVEN, _MEMORY, _READOUT = (
+    ("tokens", "outputs", "inputs", "given_warps"), ("values", "memory_warps"), ("hidden", "readout_warps"),
+)  # fmt: skip
+SCORER: dict[int, Stages] = {
+    1: [
+        (("early",), [(True,)]),
+        (_MEMORY, [(0, 8), (16, 1), (32, 2)]),
+        (_GIVEN, [(1, 8, 128, 4), (1, 16, 128, 2), (1, 16, 64, 4), (1, 32, 128, 8)]),
+    ],
+    16: [
+        (("early",), [(True,)]),
+        (_MEMORY, [(0, 16), (32, 1), (32, 2)]),
+        (_READOUT, [(128, 8), (32, 4)]),
+        (_GIVEN, [(16, 16, 64, 4), (16, 32, 32, 4), (16, 32, 64, 4)]),
+    ],
+    64: [
+        (("early",), [(True,)]),
+        (_MEMORY, [(32, 1), (32, 2), (64, 4)]),
+        (_READOUT, [(128, 8), (32, 4)]),
+        (_GIVEN, [(64, 16, 32, 4), (64, 32, 64, 4), (32, 16, 32, 4)]),
+    ],
+}
+"""Candidates of the scorer by the most rows that they are for: one launch after another, each with the best of those before."""
+
 
 def shapes_of(name: str) -> dict[str, Kind]:
     """K, rows of each matrix, and gate of the products of a layer, and of the output layer."""
@@ -61,12 +88,18 @@ def shapes_of(name: str) -> dict[str, Kind]:
     }
 
 
-def tune(shape: str, rows: list[int], device: torch.device, speed: float, quick: bool, emit: Emit) -> None:
-    """Times products with every kind of blocks; the fastest are used by what runs after this in the same process."""
+def tune(
+    shape: str, slots: int, rows: list[int], device: torch.device, speed: float, quick: bool, only: str, emit: Emit
+) -> None:
+    """Times products and scorer with every kind of blocks; what runs after this in the same process uses the fastest."""
     for count in rows:
         for name, kind in shapes_of(shape).items():
-            _tune_one(name, kind, count, device, speed, quick, emit)
-    print("MEASURED =", dict(skinny.MEASURED), flush=True)
+            if only in f"product, {name}":
+                _tune_one(name, kind, count, device, speed, quick, emit)
+        if only in "mLSTM scorer":
+            _tune_scorer(shape, slots, count, device, speed, emit)
+    for module in (skinny, kernel):
+        print(f"{module.__name__}: MEASURED =", dict(module.MEASURED), flush=True)
 
 
 def _tune_one(name: str, kind: Kind, count: int, device: torch.device, speed: float, quick: bool, emit: Emit) -> None:
@@ -163,6 +196,39 @@ def _on_slots(shape: str, slots: int, count: int, device: torch.device, told: To
 
 
 def _scorer(shape: str, slots: int, count: int, device: torch.device, told: Told) -> None:
+    (fast, step, moved), (plain, plainly, _) = (
+        _states(shape, slots, count, device, kernels) for kernels in (True, False)
+    )
+    told("mLSTM scorer", replayed(step, fast, device), replayed(plainly, plain, device), moved)
+
+
+def _tune_scorer(shape: str, slots: int, count: int, device: torch.device, speed: float, emit: Emit) -> None:
+    states, step, moved = _states(shape, slots, count, device, kernels=True)
+    (rows, _, wide, features), hidden = states[0].memory.cells.shape, states[0].scorer.mix.shape[-1]
+    sizes = wide - 1, features, hidden
+    key = kernel.height(rows), *sizes
+    found: dict[kernel.Blocks, float] = {}
+    kernel.MEASURED.pop(key, None)
+    best = kernel.best_blocks(rows, *sizes)
+    stages: Stages = [((), [()]), *SCORER[next(most for most in SCORER if key[0] <= most)]]
+    for fields, candidates in stages:
+        for blocks in [best._replace(**dict(zip(fields, values, strict=True))) for values in candidates]:
+            kernel.MEASURED[key] = blocks
+            try:
+                found[blocks] = replayed(step, states, device, replays=8)
+            except Exception as error:  # noqa: BLE001 - as for the products
+                print(f"  mLSTM scorer {blocks}: {type(error).__name__} {str(error)[:100]}", flush=True)
+        best = min(found, key=found.__getitem__, default=best)
+    kernel.MEASURED[key] = best
+    row: Row = {"part": "tune", "kernel": "mLSTM scorer", "rows": rows, "us": found[best], "plain_us": None}
+    others = sorted((us, tuple(blocks)) for blocks, us in found.items())
+    emit({**row, "floor_us": 1e6 * moved / speed, "blocks": tuple(best), "next": others[1:]})
+
+
+def _states(
+    shape: str, slots: int, count: int, device: torch.device, kernels: bool
+) -> tuple[list[DelayedState], Callable[[DelayedState], Tensor], float]:
+    """Scorer states, a step of one, and the bytes that it has to move."""
     geometry, (policy, split) = geometry_of(configuration(shape)), _policy(shape, slots)
     scorer = policy.scorer(geometry).to(device).requires_grad_(False)
     at = torch.full((count, 1), split.slots + 5, device=device)
@@ -174,16 +240,12 @@ def _scorer(shape: str, slots: int, count: int, device: torch.device, told: Told
         for positions in (at, at - split.window)
     )
     seeds = torch.zeros(count, dtype=torch.int64, device=device)
-
-    def timed(fast: bool) -> tuple[float, int]:
-        request = StateRequest(0, count, geometry, split, seeds, device, scorer, torch.bfloat16, kernels=fast)
-        first = policy.state(request)
-        moved = sum(tensor.nbytes for tensor in first.tensors())
-        states = [first, *_copies(lambda: policy.state(request), moved + 4 * 2**20, device)]
-        return replayed(lambda one: one.step(new, old), states, device), moved
-
-    (fast, moved), (plain, _) = timed(True), timed(False)
-    told("mLSTM scorer", fast, plain, sum(parameter.nbytes for parameter in scorer.parameters()) + 2 * moved)
+    request = StateRequest(0, count, geometry, split, seeds, device, scorer, torch.bfloat16, kernels=kernels)
+    first = policy.state(request)
+    weights = sum(tensor.nbytes for tensor in (first.weight, first.bias, scorer.mix, scorer.final))
+    moved = 2 * sum(tensor.nbytes for tensor in first.tensors())
+    states = [first, *_copies(lambda: policy.state(request), moved // 2 + weights, device)]
+    return states, lambda one: one.step(new, old), moved + weights
 
 
 def filled_slots(rows: int, heads: int, dim: int, split: Split, device: torch.device) -> Slots:

@@ -1,72 +1,132 @@
-"""Triton kernels: the mLSTM scorer's decode step in two launches.
+"""Triton kernels: the mLSTM scorer's decode step in two or three launches.
 
-The first multiplies the new and the leaving token of each row with the scorer's weights; the second updates the memory, reads
-it for the leaving token and scores it. Plain form: `DelayedState`, with `mlstm.step` and `KvpopScorer.readout`. Sums and the
-memory's arithmetic are fp32 as there, whatever number type stores it.
+1. `_given` multiplies the new and the leaving token of each row with the scorer's weights.
+2. `_memory` updates the memory and reads it for the leaving token; a program has one head of one row, or some of its values.
+3. `_readout` scores what was read, for a block of rows that share the mixing weights. For one or two rows `_memory` does that
+   too, which saves the launch.
 
-Shapes: R rows, H KV heads, D head dimension, O numbers that a token gives (z, -z, values, 1, gates; or z, -z, skip).
+A launch may begin while the one before it ends, with what does not depend on that (`Blocks.early`). Plain form: `DelayedState`,
+with `mlstm.step` and `KvpopScorer.readout`. Sums and the memory's arithmetic are fp32 as there, whatever number type stores it.
+
+Shapes: R rows, H KV heads, D head dimension, O numbers that a token gives (z, values, 1, gates; or z, skip). Signed features
+come from z and -z: there z has half as many numbers as there are features.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-_BLOCK = 32
+
+class Blocks(NamedTuple):
+    """How the launches are divided; each number but `values` a power of 2.
+
+    Attributes:
+        tokens: rows that a program of `_given` takes: 1, or 16 and more.
+        outputs: of O, in one program.
+        inputs: of D at a time.
+        given_warps: of `_given`.
+        values: of dv, that a program of `_memory` takes; 0 for all of them and the readout.
+        memory_warps: of `_memory`.
+        hidden: numbers of `_readout` at a time.
+        readout_warps: of `_readout`.
+        early: begin each launch while the one before it ends; GPUs of compute capability 9.0 and up, others ignore it.
+    """
+
+    tokens: int
+    outputs: int
+    inputs: int
+    given_warps: int
+    values: int
+    memory_warps: int
+    hidden: int
+    readout_warps: int
+    early: bool
+
+
+MEASURED: dict[tuple[int, int, int, int], Blocks] = {}
+"""Fastest blocks by `height` of rows, dv, features and hidden: `python -m benchmarks.decode --only tune` on an H200."""
+
+_ROWS = 16
+"""Rows that a program of `_readout` takes: the fewest that matrix units take."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # triton has no types
 def _given(  # type: ignore[no-untyped-def]
     new_key, new_value, old_key, old_value, weight, bias, out, rows,
     nk_row, nk_head, nv_row, nv_head, ok_row, ok_head, ov_row, ov_head, outputs,
-    PRECISION: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr, DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    if EARLY:
+        gdc_launch_dependents()
     # Member 2 h of the batch is the new token of head h, member 2 h + 1 the leaving one.
     member = tl.program_id(0)
     head = member // 2
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     r = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
-    d = tl.arange(0, DIM_PADDED)
+    d = tl.arange(0, BLOCK_D)
     if member % 2 == 0:
-        k_at = new_key + r[:, None] * nk_row + head * nk_head + d[None, :]
-        v_at = new_value + r[:, None] * nv_row + head * nv_head + d[None, :]
+        key, value, key_row, value_row = new_key + head * nk_head, new_value + head * nv_head, nk_row, nv_row
     else:
-        k_at = old_key + r[:, None] * ok_row + head * ok_head + d[None, :]
-        v_at = old_value + r[:, None] * ov_row + head * ov_head + d[None, :]
-    there = (r < rows)[:, None] & (d < DIM)[None, :]
-    wide = (d < DIM)[:, None] & (n < outputs)[None, :]
+        key, value, key_row, value_row = old_key + head * ok_head, old_value + head * ov_head, ok_row, ov_row
     at = weight + (member * 2 * DIM + d)[:, None] * outputs + n[None, :]
-    upper = tl.load(at, mask=wide, other=0.0).to(tl.float32)
-    lower = tl.load(at + DIM * outputs, mask=wide, other=0.0).to(tl.float32)
-    k = tl.load(k_at, mask=there, other=0.0).to(tl.float32)
-    v = tl.load(v_at, mask=there, other=0.0).to(tl.float32)
     added = tl.load(bias + member * outputs + n, mask=n < outputs, other=0.0).to(tl.float32)
-    if BLOCK_M == 1:
-        y = tl.sum(upper * tl.trans(k) + lower * tl.trans(v), 0)[None, :]
-    else:
-        y = tl.dot(k, upper, input_precision=PRECISION) + tl.dot(v, lower, input_precision=PRECISION)
+    y = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, DIM, BLOCK_D):
+        here = start + d < DIM
+        wide = here[:, None] & (n < outputs)[None, :]
+        upper = tl.load(at + start * outputs, mask=wide, other=0.0).to(tl.float32)
+        lower = tl.load(at + (start + DIM) * outputs, mask=wide, other=0.0).to(tl.float32)
+        if BLOCK_M == 1:
+            k = tl.load(key + tl.program_id(2) * key_row + start + d, mask=here, other=0.0).to(tl.float32)
+            v = tl.load(value + tl.program_id(2) * value_row + start + d, mask=here, other=0.0).to(tl.float32)
+            y += tl.sum(upper * k[:, None] + lower * v[:, None], 0)[None, :]
+        else:
+            there = (r < rows)[:, None] & here[None, :]
+            k = tl.load(key + r[:, None] * key_row + start + d[None, :], mask=there, other=0.0).to(tl.float32)
+            v = tl.load(value + r[:, None] * value_row + start + d[None, :], mask=there, other=0.0).to(tl.float32)
+            y = tl.dot(k, upper, y, input_precision=PRECISION)
+            y = tl.dot(v, lower, y, input_precision=PRECISION)
     place = (r[:, None] * tl.num_programs(0) + member) * outputs + n[None, :]
     tl.store(out + place, y + added[None, :], mask=(r < rows)[:, None] & (n < outputs)[None, :])
 
 
+@triton.jit
+def _highest(a, b, c, d, e, f, g, h):  # type: ignore[no-untyped-def]
+    return tl.maximum(a, e), tl.maximum(b, f), tl.maximum(c, g), tl.maximum(d, h)
+
+
+@triton.jit
+def _summed(a, b, c, d, e, f, g, h):  # type: ignore[no-untyped-def]
+    return a + e, b + f, c + g, d + h
+
+
 @triton.jit  # type: ignore[untyped-decorator]  # triton has no types
-def _phi(given, FEATURES: tl.constexpr, PADDED: tl.constexpr, SIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Features [dphi] from z, and -z for signed features, at the start of what a token gives."""
-    p = tl.arange(0, PADDED)
-    z = tl.load(given + p, mask=p < FEATURES, other=float("-inf"))
-    if SIGNED:
-        first = p < FEATURES // 2
-        one = tl.where(first, z, float("-inf"))
-        two = tl.where(first, float("-inf"), z)
-        one = tl.exp(one - tl.max(one, 0))
-        two = tl.exp(two - tl.max(two, 0))
-        return one / tl.sum(one, 0) + two / tl.sum(two, 0)
-    z = tl.exp(z - tl.max(z, 0))
-    return z / tl.sum(z, 0)
+def _phi(written, wanted, p, Z: tl.constexpr, Z_PADDED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Softmax of z in the first Z_PADDED places p, of -z in those behind; of two tokens that give z first.
+
+    The four maxima are found together, and the four sums: each pass has all warps of a program wait for one another.
+    """
+    real, first = p % Z_PADDED < Z, p < Z_PADDED
+    k = tl.load(written + p % Z_PADDED, mask=real, other=0.0)
+    q = tl.load(wanted + p % Z_PADDED, mask=real, other=0.0)
+    none = float("-inf")
+    k = tl.where(real, tl.where(first, k, -k), none)
+    q = tl.where(real, tl.where(first, q, -q), none)
+    parts = (tl.where(first, k, none), tl.where(first, none, k), tl.where(first, q, none), tl.where(first, none, q))
+    one, two, three, four = tl.reduce(parts, 0, _highest)
+    k = tl.exp(k - tl.where(first, one, two))
+    q = tl.exp(q - tl.where(first, three, four))
+    parts = (tl.where(first, k, 0.0), tl.where(first, 0.0, k), tl.where(first, q, 0.0), tl.where(first, 0.0, q))
+    one, two, three, four = tl.reduce(parts, 0, _summed)
+    return k / tl.where(first, one, two), q / tl.where(first, three, four)
 
 
 @triton.jit
@@ -77,35 +137,59 @@ def _log1p_exp(x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # triton has no types
-def _scored(  # type: ignore[no-untyped-def]
-    given, cells, stabiliser, mix, final, log_gamma, positions, out, heads, outputs, floor, cap,
-    FEATURES: tl.constexpr, FEATURES_PADDED: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr,
+def _normed(y, u, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Layer norm without weights of rows [M, U], of which places u < WIDTH count."""
+    mean = tl.sum(y, 1) / WIDTH
+    centred = tl.where((u < WIDTH)[None, :], y - mean[:, None], 0.0)
+    return centred / tl.sqrt(tl.sum(centred * centred, 1) / WIDTH + 1e-5)[:, None]
+
+
+@triton.jit
+def _silu(x):  # type: ignore[no-untyped-def]
+    return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
+def _memory(  # type: ignore[no-untyped-def]
+    given, cells, stabiliser, mix, final, log_gamma, positions, read, out, heads, outputs, room, floor, cap,
+    Z: tl.constexpr, Z_PADDED: tl.constexpr, SIDES: tl.constexpr, WIDTH: tl.constexpr, BLOCK_U: tl.constexpr,
     HIDDEN: tl.constexpr, HIDDEN_PADDED: tl.constexpr,
-    SIGNED: tl.constexpr, CAPPED: tl.constexpr, NORM: tl.constexpr, DECAYS: tl.constexpr,
+    CAPPED: tl.constexpr, NORM: tl.constexpr, DECAYS: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     pair = tl.program_id(0).to(tl.int64)
     head = pair % heads
     written = given + 2 * pair * outputs
     wanted = written + outputs
-    p = tl.arange(0, FEATURES_PADDED)
-    u = tl.arange(0, WIDTH_PADDED)
+    # Both sides of z are padded for themselves.
+    p = tl.arange(0, SIDES * Z_PADDED)
+    column = p // Z_PADDED * Z + p % Z_PADDED
+    real = p % Z_PADDED < Z
+    u = tl.program_id(1) * BLOCK_U + tl.arange(0, BLOCK_U)
     h = tl.arange(0, HIDDEN_PADDED)
-    # Everything that comes from memory is asked for first.
-    place = cells + pair * (WIDTH + 1) * FEATURES + u[:, None] * FEATURES + p[None, :]
-    inside = (u < WIDTH)[:, None] & (p < FEATURES)[None, :]
-    held = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-    last = cells + (pair * (WIDTH + 1) + WIDTH) * FEATURES + p
-    held_sum = tl.load(last, mask=p < FEATURES, other=0.0).to(tl.float32)
-    mixing = tl.load(
-        mix + (head * WIDTH + u)[:, None] * HIDDEN + h[None, :],
-        mask=(u < WIDTH)[:, None] & (h < HIDDEN)[None, :],
-        other=0.0,
-    ).to(tl.float32)
+    # What the launch before does not write is asked for first.
+    cells += pair * (WIDTH + 1) * SIDES * Z
+    place = cells + u[:, None] * (SIDES * Z) + column[None, :]
+    inside = (u < WIDTH)[:, None] & real[None, :]
+    held = tl.load(place, mask=inside, other=0.0)
+    last = cells + WIDTH * SIDES * Z + column
+    held_sum = tl.load(last, mask=real, other=0.0).to(tl.float32)
     m = tl.load(stabiliser + pair)
-    v = tl.load(written + FEATURES + u, mask=u < WIDTH, other=0.0)
-    one = tl.load(written + FEATURES + WIDTH)
-    i = tl.load(written + FEATURES + WIDTH + 1)
-    f = tl.load(written + FEATURES + WIDTH + 2)
+    if WHOLE:
+        mixing = tl.load(
+            mix + (head * WIDTH + u)[:, None] * HIDDEN + h[None, :],
+            mask=(u < WIDTH)[:, None] & (h < HIDDEN)[None, :],
+            other=0.0,
+        ).to(tl.float32)
+        ending = tl.load(final + head * HIDDEN + h, mask=h < HIDDEN, other=0.0).to(tl.float32)
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+    v = tl.load(written + Z + u, mask=u < WIDTH, other=0.0)
+    one = tl.load(written + Z + WIDTH)
+    i = tl.load(written + Z + WIDTH + 1)
+    f = tl.load(written + Z + WIDTH + 2)
+    if WHOLE:
+        skip = tl.load(wanted + Z + h, mask=h < HIDDEN, other=0.0)
     if CAPPED:
         # tanh from exponentials that cannot overflow.
         i = cap * (2.0 / (1.0 + tl.exp(-2.0 * i)) - 1.0)
@@ -117,28 +201,70 @@ def _scored(  # type: ignore[no-untyped-def]
     carried = tl.minimum(f, 0.0) - _log1p_exp(-tl.abs(f)) + m
     share = 1.0 / (1.0 + tl.exp(carried - i))
     m = tl.maximum(carried, i) + _log1p_exp(-tl.abs(carried - i))
-    k = _phi(written, FEATURES, FEATURES_PADDED, SIGNED)
-    q = _phi(wanted, FEATURES, FEATURES_PADDED, SIGNED)
-    held += share * (v[:, None] * k[None, :] - held)
-    held_sum += share * (one * k - held_sum)
-    y = tl.sum(held * q[None, :], 1)
-    y = y / tl.maximum(tl.sum(held_sum * q, 0), tl.exp(floor - m))
+    k, q = _phi(written, wanted, p, Z, Z_PADDED)
+    cell = held.to(tl.float32)
+    cell += share * (v[:, None] * k[None, :] - cell)
+    # Several threads may hold a number: all have to have read it before one writes.
     tl.debug_barrier()
-    tl.store(place, held.to(cells.dtype.element_ty), mask=inside)
-    tl.store(last, held_sum.to(cells.dtype.element_ty), mask=p < FEATURES)
-    tl.store(stabiliser + pair, m)
+    tl.store(place, cell.to(cells.dtype.element_ty), mask=inside)
+    y = tl.sum(cell * q[None, :], 1)
+    held_sum += share * (one * k - held_sum)
+    divisor = tl.maximum(tl.sum(held_sum * q, 0), tl.exp(floor - m))
+    if WHOLE:
+        tl.store(last, held_sum.to(cells.dtype.element_ty), mask=real)
+        tl.store(stabiliser + pair, m)
+        y = (y / divisor)[None, :]
+        if NORM:
+            y = _normed(y, u, WIDTH)
+        hidden = _silu(tl.sum(tl.trans(y) * mixing, 0) + skip)
+        score = tl.sum(hidden * ending, 0)
+        if DECAYS:
+            score -= tl.load(positions + pair // heads).to(tl.float32) * tl.load(log_gamma + head)
+        tl.store(out + pair, score)
+    else:
+        tl.store(read + pair * room + u, y, mask=u < WIDTH)
+        if tl.program_id(1) == 0:
+            tl.store(last, held_sum.to(cells.dtype.element_ty), mask=real)
+            tl.store(read + pair * room + WIDTH, divisor)
+            # `_readout` puts it in its place, since other programs of this launch may still have to read the old one.
+            tl.store(read + pair * room + WIDTH + 1, m)
 
+
+@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
+def _readout(  # type: ignore[no-untyped-def]
+    given, stabiliser, mix, final, log_gamma, positions, read, out, rows, heads, outputs, room,
+    PRECISION: tl.constexpr, Z: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr, HIDDEN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, NORM: tl.constexpr, DECAYS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0)
+    r = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    live = r < rows
+    pair = r.to(tl.int64) * heads + head
+    u = tl.arange(0, WIDTH_PADDED)
+    h = tl.arange(0, BLOCK_H)
+    at = mix + (head * WIDTH + u)[:, None] * HIDDEN + h[None, :]
+    tile = tl.load(at, mask=(u < WIDTH)[:, None] & (h < HIDDEN)[None, :], other=0.0).to(tl.float32)
+    if EARLY:
+        gdc_wait()
+    held = read + pair * room
+    y = tl.load(held[:, None] + u[None, :], mask=live[:, None] & (u < WIDTH)[None, :], other=0.0)
+    y = y / tl.load(held + WIDTH, mask=live, other=1.0)[:, None]
+    tl.store(stabiliser + pair, tl.load(held + WIDTH + 1, mask=live), mask=live)
     if NORM:
-        mean = tl.sum(y, 0) / WIDTH
-        centred = tl.where(u < WIDTH, y - mean, 0.0)
-        y = centred / tl.sqrt(tl.sum(centred * centred, 0) / WIDTH + 1e-5)
-    skip = tl.load(wanted + FEATURES + h, mask=h < HIDDEN, other=0.0)
-    hidden = tl.sum(y[:, None] * mixing, 0) + skip
-    hidden = hidden / (1.0 + tl.exp(-hidden))
-    score = tl.sum(hidden * tl.load(final + head * HIDDEN + h, mask=h < HIDDEN, other=0.0).to(tl.float32), 0)
+        y = _normed(y, u, WIDTH)
+    score = tl.zeros([BLOCK_M], tl.float32)
+    for start in range(0, HIDDEN, BLOCK_H):
+        here = start + h < HIDDEN
+        later = (start + BLOCK_H + h < HIDDEN)[None, :] & (u < WIDTH)[:, None]
+        following = tl.load(at + start + BLOCK_H, mask=later, other=0.0).to(tl.float32)
+        skip_at = given + (2 * pair + 1)[:, None] * outputs + Z + start + h[None, :]
+        skip = tl.load(skip_at, mask=live[:, None] & here[None, :], other=0.0)
+        ending = tl.load(final + head * HIDDEN + start + h, mask=here, other=0.0).to(tl.float32)
+        score += tl.sum(_silu(tl.dot(y, tile, skip, input_precision=PRECISION)) * ending[None, :], 1)
+        tile = following
     if DECAYS:
-        score -= tl.load(positions + pair // heads).to(tl.float32) * tl.load(log_gamma + head)
-    tl.store(out + pair, score)
+        score -= tl.load(positions + r, mask=live, other=0).to(tl.float32) * tl.load(log_gamma + head)
+    tl.store(out + pair, score, mask=live)
 
 
 def write_and_read(
@@ -156,6 +282,7 @@ def write_and_read(
     bound: float,
     signed: bool,
     norm: bool,
+    blocks: Blocks | None = None,
 ) -> Tensor:
     """Writes a token into the memory, in place, and returns the score [R, H, 1] of another in fp32.
 
@@ -173,27 +300,79 @@ def write_and_read(
         bound: hard bound of gates without a soft one.
         signed: features are a softmax of z and one of -z.
         norm: normalise what is read.
+        blocks: see `Blocks`; chosen by the sizes when left out.
     """
     rows, heads, _, dim = new[0].shape
     width, features = cells.shape[2] - 1, cells.shape[3]
     hidden, outputs = mix.shape[2], weight.shape[2]
+    blocks = blocks or best_blocks(rows, width, features, hidden)
+    # A launch that is told to wait has to be one that can.
+    early = blocks.early and torch.version.hip is None and cells.is_cuda
+    early = early and torch.cuda.get_device_capability(cells.device) >= (9, 0)
+    after = {"launch_pdl": True} if early else {}
     given = torch.empty(rows, 2 * heads, outputs, dtype=torch.float32, device=cells.device)
-    block_m = 1 if rows == 1 else max(16, min(64, triton.next_power_of_2(rows)))
-    padded = max(16, triton.next_power_of_2(dim))
+    out = torch.empty(rows, heads, 1, dtype=torch.float32, device=cells.device)
     pairs = (*new, *leaving)
-    _given[(2 * heads, triton.cdiv(outputs, _BLOCK), triton.cdiv(rows, block_m))](
+    _given[(2 * heads, triton.cdiv(outputs, blocks.outputs), triton.cdiv(rows, blocks.tokens))](
         *pairs, weight, bias, given, rows, *(step for tensor in pairs for step in tensor.stride()[:2]), outputs,
         # Three products of halves: fp32 but for the last bits, on matrix units.
-        PRECISION="tf32x3", DIM=dim, DIM_PADDED=padded, BLOCK_M=block_m, BLOCK_N=_BLOCK, num_warps=4,
+        PRECISION="tf32x3", DIM=dim, BLOCK_M=blocks.tokens, BLOCK_N=blocks.outputs,
+        BLOCK_D=max(16, min(blocks.inputs, triton.next_power_of_2(dim))), EARLY=early,
+        num_warps=blocks.given_warps, num_stages=4,
     )  # fmt: skip
-    out = torch.empty(rows, heads, 1, dtype=torch.float32, device=cells.device)
+    # What is read, what it is divided by, and m; in whole vectors.
+    room = triton.cdiv(width + 2, 16) * 16
+    whole = blocks.values == 0
+    read = out if whole else torch.empty(rows, heads, room, dtype=torch.float32, device=cells.device)
     log_gamma, positions = decay or (out, out)
-    _scored[(rows * heads,)](
-        given, cells, m, mix, final, log_gamma, positions, out, heads, outputs, 0.5 * math.log(features), cap or bound,
-        FEATURES=features, FEATURES_PADDED=triton.next_power_of_2(features),
-        WIDTH=width, WIDTH_PADDED=triton.next_power_of_2(width),
+    z, padded = features // 2 if signed else features, triton.next_power_of_2(width)
+    block_u = min(blocks.values or padded, padded)
+    _memory[(rows * heads, triton.cdiv(width, block_u))](
+        given, cells, m, mix, final, log_gamma, positions, read, out, heads, outputs, room,
+        0.5 * math.log(features), cap or bound,
+        Z=z, Z_PADDED=triton.next_power_of_2(z), SIDES=2 if signed else 1, WIDTH=width, BLOCK_U=block_u,
         HIDDEN=hidden, HIDDEN_PADDED=triton.next_power_of_2(hidden),
-        SIGNED=signed, CAPPED=cap > 0, NORM=norm, DECAYS=decay is not None,
-        num_warps=8 if width * features >= 4096 else 4,
+        CAPPED=cap > 0, NORM=norm, DECAYS=decay is not None, WHOLE=whole, EARLY=early,
+        num_warps=blocks.memory_warps, **after,
     )  # fmt: skip
+    if not whole:
+        _readout[(heads, triton.cdiv(rows, _ROWS))](
+            given, m, mix, final, log_gamma, positions, read, out, rows, heads, outputs, room,
+            PRECISION="tf32x3", Z=z, WIDTH=width, WIDTH_PADDED=max(16, padded), HIDDEN=hidden,
+            BLOCK_M=_ROWS, BLOCK_H=max(16, min(blocks.hidden, triton.next_power_of_2(hidden))),
+            NORM=norm, DECAYS=decay is not None, EARLY=early, num_warps=blocks.readout_warps, num_stages=1, **after,
+        )  # fmt: skip
     return out
+
+
+def best_blocks(rows: int, width: int, features: int, hidden: int) -> Blocks:
+    """The fastest known, or a guess.
+
+    Args:
+        rows: R.
+        width: dv.
+        features: dphi.
+        hidden: of the readout.
+    """
+    if known := MEASURED.get((height(rows), width, features, hidden)):
+        return known
+    # Two rows or fewer are done sooner than another launch begins; more share the mixing weights.
+    whole = rows <= 2 and width * features <= 16384
+    warps = 16 if width * features >= 16384 else 8 if width * features >= 4096 else 4
+    return Blocks(
+        tokens=1 if rows == 1 else max(16, height(rows)),
+        outputs=32 if rows > 16 else 16,
+        inputs=128 if rows == 1 else 32,
+        given_warps=4,
+        # One warp has nobody to wait for; it holds 64 numbers a thread.
+        values=0 if whole else max(1, 2048 // int(triton.next_power_of_2(features))),
+        memory_warps=warps if whole else 1,
+        hidden=max(16, 8192 // int(triton.next_power_of_2(width))),
+        readout_warps=8,
+        early=False,
+    )
+
+
+def height(rows: int) -> int:
+    """Rows, up to the next power of 2 and at most 64: the same blocks for all of them."""
+    return min(64, int(triton.next_power_of_2(rows)))

@@ -20,7 +20,9 @@ class DelayedState(StaticState):
     def __init__(self, scorer: KvpopScorer, request: StateRequest) -> None:
         self.scorer = scorer
         with torch.no_grad():
-            pairs = zip(scorer.writing(), scorer.reading(), strict=True)
+            pairs = list(zip(scorer.writing(), scorer.reading(), strict=True))
+            if request.kernels:
+                pairs = [(_unsigned(write, scorer), _unsigned(read, scorer)) for write, read in pairs]
             self.weight, self.bias = (_interleaved(*pair, _ALIGNED if request.kernels else 1) for pair in pairs)
             self._log_gamma = scorer.log_decay().float() if scorer.decay.active else None
         self._kernels = request.kernels
@@ -68,7 +70,7 @@ class DelayedState(StaticState):
         return scorer.readout(y.transpose(0, 1), scorer.split_read(given[1::2])).transpose(0, 1)
 
     def _by_kernel(self, new: Tokens, leaving: Tokens, positions: Tensor | None) -> Tensor:
-        """`_write_and_read` in two launches; decayed to `positions` [R, 1] where they are given and scores decay."""
+        """`_write_and_read` in two or three launches; decayed to `positions` [R, 1] where they are given and scores decay."""
         from kvbench_policies.kvpop.kernel import write_and_read
 
         scorer, gamma = self.scorer, self._log_gamma
@@ -128,6 +130,13 @@ class ImmediateState(DelayedState):
     def _places(self, positions: Tensor) -> Tensor:
         """Where scores of tokens at `positions` [R, T] are held [R, H, T]."""
         return (positions % self.window).long()[:, None].expand(-1, self.pending.shape[1], -1)
+
+
+def _unsigned(given: Tensor, scorer: KvpopScorer) -> Tensor:
+    """Without the columns of -z [..., O], which the kernel takes from z."""
+    if not scorer.signed:
+        return given
+    return torch.cat((given[..., : scorer.features // 2], given[..., scorer.features :]), -1)
 
 
 def _interleaved(written: Tensor, read: Tensor, multiple: int) -> Tensor:
