@@ -31,4 +31,4 @@ def options(tensor: Tensor) -> dict[str, bool]:
 
 @cache
 def _can(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) >= (9, 0)
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)

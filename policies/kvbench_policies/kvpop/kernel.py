@@ -5,8 +5,8 @@
 3. `_readout` scores what was read, for a block of rows that share the mixing weights. For one or two rows `_memory` does that
    too, which saves the launch.
 
-A launch may begin while the one before it ends, with what does not depend on that (`Blocks.early`). Plain form: `DelayedState`,
-with `mlstm.step` and `KvpopScorer.readout`. Sums and the memory's arithmetic are fp32 as there, whatever number type stores it.
+A launch begins while the one before it ends, with what does not depend on that (`kvbench/kernels/overlap.py`). Plain form:
+`DelayedState`, with `mlstm.step` and `KvpopScorer.readout`. Sums and the memory's arithmetic are fp32 as there, whatever number type stores it.
 
 Shapes: R rows, H KV heads, D head dimension, O numbers that a token gives (z, values, 1, gates; or z, skip). Signed features
 come from z and -z: there z has half as many numbers as there are features.
@@ -21,7 +21,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kvbench.kernels import overlap
+from kvbench.kernels.overlap import after_the_last
 
 
 class Blocks(NamedTuple):
@@ -36,7 +38,6 @@ class Blocks(NamedTuple):
         memory_warps: of `_memory`.
         hidden: numbers of `_readout` at a time.
         readout_warps: of `_readout`.
-        early: begin each launch while the one before it ends; GPUs of compute capability 9.0 and up, others ignore it.
     """
 
     tokens: int
@@ -47,7 +48,6 @@ class Blocks(NamedTuple):
     memory_warps: int
     hidden: int
     readout_warps: int
-    early: bool
 
 
 MEASURED: dict[tuple[int, int, int, int], Blocks] = {}
@@ -62,10 +62,9 @@ def _given(  # type: ignore[no-untyped-def]
     new_key, new_value, old_key, old_value, weight, bias, out, rows,
     nk_row, nk_head, nv_row, nv_head, ok_row, ok_head, ov_row, ov_head, outputs,
     PRECISION: tl.constexpr, DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    EARLY: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    if EARLY:
-        gdc_launch_dependents()
+    after_the_last(OVERLAPS)
     # Member 2 h of the batch is the new token of head h, member 2 h + 1 the leaving one.
     member = tl.program_id(0)
     head = member // 2
@@ -154,7 +153,7 @@ def _memory(  # type: ignore[no-untyped-def]
     given, cells, stabiliser, mix, final, log_gamma, positions, read, out, heads, outputs, room, floor, cap,
     Z: tl.constexpr, Z_PADDED: tl.constexpr, SIDES: tl.constexpr, WIDTH: tl.constexpr, BLOCK_U: tl.constexpr,
     HIDDEN: tl.constexpr, HIDDEN_PADDED: tl.constexpr,
-    CAPPED: tl.constexpr, NORM: tl.constexpr, DECAYS: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr,
+    CAPPED: tl.constexpr, NORM: tl.constexpr, DECAYS: tl.constexpr, WHOLE: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     pair = tl.program_id(0).to(tl.int64)
     head = pair % heads
@@ -166,7 +165,7 @@ def _memory(  # type: ignore[no-untyped-def]
     real = p % Z_PADDED < Z
     u = tl.program_id(1) * BLOCK_U + tl.arange(0, BLOCK_U)
     h = tl.arange(0, HIDDEN_PADDED)
-    # What the launch before does not write is asked for first.
+    # What the launch before does not write is asked for first; those before that one have finished.
     cells += pair * (WIDTH + 1) * SIDES * Z
     place = cells + u[:, None] * (SIDES * Z) + column[None, :]
     inside = (u < WIDTH)[:, None] & real[None, :]
@@ -181,9 +180,7 @@ def _memory(  # type: ignore[no-untyped-def]
             other=0.0,
         ).to(tl.float32)
         ending = tl.load(final + head * HIDDEN + h, mask=h < HIDDEN, other=0.0).to(tl.float32)
-    if EARLY:
-        gdc_wait()
-        gdc_launch_dependents()
+    after_the_last(OVERLAPS)
     v = tl.load(written + Z + u, mask=u < WIDTH, other=0.0)
     one = tl.load(written + Z + WIDTH)
     i = tl.load(written + Z + WIDTH + 1)
@@ -234,7 +231,7 @@ def _memory(  # type: ignore[no-untyped-def]
 def _readout(  # type: ignore[no-untyped-def]
     given, stabiliser, mix, final, log_gamma, positions, read, out, rows, heads, outputs, room,
     PRECISION: tl.constexpr, Z: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr, HIDDEN: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, NORM: tl.constexpr, DECAYS: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, NORM: tl.constexpr, DECAYS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     r = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -244,8 +241,7 @@ def _readout(  # type: ignore[no-untyped-def]
     h = tl.arange(0, BLOCK_H)
     at = mix + (head * WIDTH + u)[:, None] * HIDDEN + h[None, :]
     tile = tl.load(at, mask=(u < WIDTH)[:, None] & (h < HIDDEN)[None, :], other=0.0).to(tl.float32)
-    if EARLY:
-        gdc_wait()
+    after_the_last(OVERLAPS)
     held = read + pair * room
     y = tl.load(held[:, None] + u[None, :], mask=live[:, None] & (u < WIDTH)[None, :], other=0.0)
     y = y / tl.load(held + WIDTH, mask=live, other=1.0)[:, None]
@@ -306,10 +302,7 @@ def write_and_read(
     width, features = cells.shape[2] - 1, cells.shape[3]
     hidden, outputs = mix.shape[2], weight.shape[2]
     blocks = blocks or best_blocks(rows, width, features, hidden)
-    # A launch that is told to wait has to be one that can.
-    early = blocks.early and torch.version.hip is None and cells.is_cuda
-    early = early and torch.cuda.get_device_capability(cells.device) >= (9, 0)
-    after = {"launch_pdl": True} if early else {}
+    after = overlap.options(cells)
     given = torch.empty(rows, 2 * heads, outputs, dtype=torch.float32, device=cells.device)
     out = torch.empty(rows, heads, 1, dtype=torch.float32, device=cells.device)
     pairs = (*new, *leaving)
@@ -317,8 +310,8 @@ def write_and_read(
         *pairs, weight, bias, given, rows, *(step for tensor in pairs for step in tensor.stride()[:2]), outputs,
         # Three products of halves: fp32 but for the last bits, on matrix units.
         PRECISION="tf32x3", DIM=dim, BLOCK_M=blocks.tokens, BLOCK_N=blocks.outputs,
-        BLOCK_D=max(16, min(blocks.inputs, triton.next_power_of_2(dim))), EARLY=early,
-        num_warps=blocks.given_warps, num_stages=4,
+        BLOCK_D=max(16, min(blocks.inputs, triton.next_power_of_2(dim))),
+        num_warps=blocks.given_warps, num_stages=4, **after,
     )  # fmt: skip
     # What is read, what it is divided by, and m; in whole vectors.
     room = triton.cdiv(width + 2, 16) * 16
@@ -332,7 +325,7 @@ def write_and_read(
         0.5 * math.log(features), cap or bound,
         Z=z, Z_PADDED=triton.next_power_of_2(z), SIDES=2 if signed else 1, WIDTH=width, BLOCK_U=block_u,
         HIDDEN=hidden, HIDDEN_PADDED=triton.next_power_of_2(hidden),
-        CAPPED=cap > 0, NORM=norm, DECAYS=decay is not None, WHOLE=whole, EARLY=early,
+        CAPPED=cap > 0, NORM=norm, DECAYS=decay is not None, WHOLE=whole,
         num_warps=blocks.memory_warps, **after,
     )  # fmt: skip
     if not whole:
@@ -340,7 +333,7 @@ def write_and_read(
             given, m, mix, final, log_gamma, positions, read, out, rows, heads, outputs, room,
             PRECISION="tf32x3", Z=z, WIDTH=width, WIDTH_PADDED=max(16, padded), HIDDEN=hidden,
             BLOCK_M=_ROWS, BLOCK_H=max(16, min(blocks.hidden, triton.next_power_of_2(hidden))),
-            NORM=norm, DECAYS=decay is not None, EARLY=early, num_warps=blocks.readout_warps, num_stages=1, **after,
+            NORM=norm, DECAYS=decay is not None, num_warps=blocks.readout_warps, num_stages=1, **after,
         )  # fmt: skip
     return out
 
@@ -369,7 +362,6 @@ def best_blocks(rows: int, width: int, features: int, hidden: int) -> Blocks:
         memory_warps=warps if whole else 1,
         hidden=max(16, 8192 // int(triton.next_power_of_2(width))),
         readout_warps=8,
-        early=False,
     )
 
 
