@@ -6,7 +6,8 @@
    too, which saves the launch.
 
 A launch begins while the one before it ends, with what does not depend on that (`kvbench/kernels/overlap.py`). Plain form:
-`DelayedState`, with `mlstm.step` and `KvpopScorer.readout`. Sums and the memory's arithmetic are fp32 as there, whatever number type stores it.
+`DelayedState`, with `mlstm.step` and `KvpopScorer.readout`. Sums and the memory's arithmetic are fp32 as there, whatever number
+type stores it.
 
 Shapes: R rows, H KV heads, D head dimension, O numbers that a token gives (z, values, 1, gates; or z, skip). Signed features
 come from z and -z: there z has half as many numbers as there are features.
