@@ -105,7 +105,8 @@ def side_by_side(projections: Sequence[nn.Linear]) -> Tensor:
     ends = [first.data_ptr() + first.stride(0) * first.element_size() * sum(sizes[:i]) for i in range(len(sizes))]
     shared = len({weight.untyped_storage().data_ptr() for weight in weights}) == 1
     if not (shared and [weight.data_ptr() for weight in weights] == ends):
-        with torch.inference_mode(False), torch.no_grad():
+        # A weight that was made in inference mode takes no other kind of data, and the other way round.
+        with torch.inference_mode(first.is_inference()), torch.no_grad():
             wide = torch.cat([weight.data for weight in weights])
             for weight, part in zip(weights, torch.split(wide, sizes), strict=True):
                 weight.data = part

@@ -4,6 +4,8 @@
     y = silu(x G^T) * (x U^T)  the same with a pair of matrices, as in a gated MLP
     y = r + x W^T              with a residual
 
+All of them for one row, the gated pair for several too: for the others the library's products are faster.
+
 Each program owns some rows of W and walks along them once. The norm costs no pass of its own: x times the gain goes into the
 product, the sum of squares is taken along the way, and the result is scaled at the end. Sums are kept in fp32. One row of x is
 multiplied element by element, several go through matrix instructions. Plain forms: `RMSNorm`, `linear` and the gated MLP of the
@@ -27,7 +29,13 @@ from kvbench.kernels.overlap import after_the_last
 Blocks = tuple[int, int, int, int]
 """Rows of W in a program, numbers along K at a time, warps and stages."""
 
-MEASURED: dict[tuple[int, int, int, bool], Blocks] = {}
+MEASURED: dict[tuple[int, int, int, bool], Blocks] = {
+    (1, 2560, 6144, False): (4, 256, 2, 1),
+    (1, 4096, 2560, False): (1, 2048, 4, 1),
+    (1, 2560, 9728, True): (4, 256, 4, 1),
+    (1, 9728, 2560, False): (2, 1024, 4, 1),
+    (1, 2560, 151936, False): (4, 256, 2, 1),
+}
 """Fastest blocks in bf16 by rows of x in a program, K, N and gate: `python -m benchmarks.decode --only tune` on an H200."""
 
 
@@ -105,45 +113,34 @@ def _one_row(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]  # triton has no types
 def _few_rows(  # type: ignore[no-untyped-def]
-    x, gain, first, second, third, residual, out, first_end, second_end, outputs, rows, eps,
-    SIZE: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, PRECISION: tl.constexpr,
+    x, gain, gates, ups, out, outputs, rows, eps,
+    SIZE: tl.constexpr, NORM: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     after_the_last(OVERLAPS)
-    start = tl.program_id(0) * BLOCK_N
-    n = start + tl.arange(0, BLOCK_N)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    weight = first
-    row = n
-    if not GATED:
-        if start >= second_end:
-            weight = third
-            row = n - second_end
-        elif start >= first_end:
-            weight = second
-            row = n - first_end
     k = tl.arange(0, BLOCK_K)
-    at = row.to(tl.int64)[:, None] * SIZE + k[None, :]
+    at = n.to(tl.int64)[:, None] * SIZE + k[None, :]
     inside = (n < outputs)[:, None]
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    ups = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    up_acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     squares = tl.zeros([BLOCK_M], tl.float32)
     for begin in range(0, SIZE, BLOCK_K):
         here = (begin + k < SIZE)[None, :]
         value = tl.load(x + m[:, None] * SIZE + begin + k[None, :], mask=here & (m < rows)[:, None], other=0.0)
-        tile = tl.load(weight + at + begin, mask=here & inside, other=0.0)
+        gate = tl.load(gates + at + begin, mask=here & inside, other=0.0)
+        up = tl.load(ups + at + begin, mask=here & inside, other=0.0)
         if NORM:
             exact = value.to(tl.float32)
             squares += tl.sum(exact * exact, 1)
             scaled = exact * tl.load(gain + begin + k, mask=begin + k < SIZE, other=0.0).to(tl.float32)[None, :]
             value = scaled.to(x.dtype.element_ty)
-        acc += tl.dot(value, tl.trans(tile), input_precision=PRECISION)
-        if GATED:
-            pair = tl.load(second + at + begin, mask=here & inside, other=0.0)
-            ups += tl.dot(value, tl.trans(pair), input_precision=PRECISION)
+        acc += tl.dot(value, tl.trans(gate), input_precision=PRECISION)
+        up_acc += tl.dot(value, tl.trans(up), input_precision=PRECISION)
     place = m[:, None].to(tl.int64) * outputs + n[None, :]
     mask = (m < rows)[:, None] & (n < outputs)[None, :]
-    _finished(acc, ups, squares[:, None], residual, out, place, mask, SIZE, eps, NORM, GATED, ADD)
+    _finished(acc, up_acc, squares[:, None], x, out, place, mask, SIZE, eps, NORM, GATED=True, ADD=False)
 
 
 def product(
@@ -156,7 +153,7 @@ def product(
     residual: Tensor | None = None,
     blocks: Blocks | None = None,
 ) -> Tensor:
-    """Products [M, N] of rows x [M, K], in its number type.
+    """Products [M, N] of rows x [M, K], in its number type: any of one row, and gated ones of several.
 
     Args:
         x: contiguous.
@@ -171,7 +168,7 @@ def product(
     rows, size = x.shape
     sizes = [len(weight) for weight in weights]
     outputs = sizes[0] if gated else sum(sizes)
-    assert gated or all(count % 32 == 0 for count in sizes[:-1])
+    assert gated or (rows == 1 and all(count % 32 == 0 for count in sizes[:-1]))
     out = x.new_empty(rows, outputs)
     first, second, third = (*weights, weights[-1], weights[-1])[:3]
     # Ends of matrices that are not there lie beyond every row.
@@ -190,9 +187,9 @@ def product(
         return out
     block_m = height(rows)
     _few_rows[(triton.cdiv(outputs, block_n), triton.cdiv(rows, block_m))](
-        x, gain, first, second, third, residual, out, *ends, outputs, rows, eps,
+        x, gain, first, second, out, outputs, rows, eps,
         # fp32 means fp32, as in the plain form.
-        SIZE=size, NORM=norm, GATED=gated, ADD=add, PRECISION="ieee",
+        SIZE=size, NORM=norm, PRECISION="ieee",
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages, **overlap.options(x),
     )  # fmt: skip
     return out
@@ -213,11 +210,8 @@ def best_blocks(rows: int, size: int, outputs: int, gated: bool, width: int) -> 
     if rows == 1:
         along = max(64, min(1024 if outputs < 4096 else 512, triton.next_power_of_2(size)) * 2 // width)
         return (16 if outputs >= 65536 else 4), along, 4, 1
-    along = max(16, min(128, triton.next_power_of_2(size)) * 2 // width)
-    if outputs >= 65536:
-        return 64, along, 4, 4 if rows <= 32 else 3
-    wide = rows > 16 or (outputs >= 4096 and not gated)
-    return (32 if wide else 16), along, 4, 4 if rows <= 32 else 3
+    # Long rows of few columns: what is in flight counts for more than how many programs there are.
+    return 128, max(16, min(64, triton.next_power_of_2(size)) * 2 // width), 4, 4
 
 
 def height(rows: int) -> int:
