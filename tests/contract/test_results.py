@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -51,3 +53,11 @@ def test_the_recall_quoted_is_that_of_the_checkpoint(policy: str) -> None:
     assert line in (RESULTS / "README.md").read_text("utf-8")
     logged = (RESULTS / "training" / "ref" / f"{policy}.jsonl").read_text("utf-8").splitlines()
     assert json.loads(logged[-1])["evaluation"]["recall"] == training["recall"]
+
+
+def test_the_table_of_training_costs_is_made_from_its_rows() -> None:
+    folder = RESULTS / "training-cost"
+    command = [sys.executable, "-m", "benchmarks.training", "--table"]
+    command += [str(folder / f"{part}.jsonl") for part in ("steps", "passes", "prefill", "checks")]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert (folder / "table.md").read_text("utf-8") == said
