@@ -57,7 +57,9 @@ def render(files: Sequence[Path]) -> str:
             f"Checks: {len(checks) - len(wrong)} right, {len(wrong)} wrong{''.join(f', {name}' for name in wrong)}.\n"
         )
     ran = sorted({f"{row['shape']}, random weights" for row in rows if "shape" in row})
-    where = sorted({f"{row['device']}, torch {row['torch']}, commit {row.get('commit') or 'not recorded'}" for row in rows})
+    where = sorted(
+        {f"{row['device']}, torch {row['torch']}, commit {row.get('commit') or 'not recorded'}" for row in rows}
+    )
     return "\n".join([*said, "; ".join(ran + where) + "\n"])
 
 

@@ -27,6 +27,7 @@ from kvbench.harness.plan import Planned
 from kvbench.harness.problems import ProblemSet, ProblemSource
 from kvbench.harness.scoring import passages_of, records, score_passages, summarise_scores
 from kvbench.harness.store import CompletionRecord
+from kvbench.harness.ungraded import Kept, Ungraded
 
 if TYPE_CHECKING:
     from kvbench.models.source import LoadedModel
@@ -60,10 +61,14 @@ class LocalExecutor:
         loaded: the model.
         problems: where prompts come from.
         processes: how many executors like this one share the machine.
+        ungraded: where generations go whose grader fails; None keeps none.
     """
 
-    def __init__(self, loaded: LoadedModel, problems: ProblemSource, processes: int = 1) -> None:
+    def __init__(
+        self, loaded: LoadedModel, problems: ProblemSource, processes: int = 1, ungraded: Ungraded | None = None
+    ) -> None:
         self._loaded = loaded
+        self._ungraded = ungraded
         self._processes = processes
         self._problems = problems
         self._dense: DenseReader | None = None
@@ -105,13 +110,29 @@ class LocalExecutor:
         progress: Progress | None,
         grading: Grading | None,
     ) -> tuple[Result, tuple[CompletionRecord, ...]]:
-        cell = planned.cell
-        requests = _requests(cell, problems, self._problems.tasks[cell.task])
-        with engine_of(planned, self._loaded) as engine:
-            generation = engine.generate(
-                requests, Sampling(cell.temperature, cell.top_p, cell.top_k), cell.reference_length, progress
-            )
-        completions = self._graded(cell, problems, generation, grading)
+        cell, task = planned.cell, self._problems.tasks[planned.cell.task]
+        kept = self._ungraded.get(cell.key) if self._ungraded is not None else None
+        if kept is not None:
+            generation = kept.generation
+            blank = replace(blank, commit=kept.commit, environment=kept.environment)
+        else:
+            requests = _requests(cell, problems, task)
+            sampling = Sampling(cell.temperature, cell.top_p, cell.top_k)
+            with engine_of(planned, self._loaded) as engine:
+                generation = engine.generate(requests, sampling, cell.reference_length, progress)
+
+        def keep() -> None:
+            if self._ungraded is not None and blank.environment is not None:
+                self._ungraded.put(cell.key, Kept(generation, blank.commit, blank.environment))
+
+        if task.grades_apart:
+            # Running programs takes long enough to be interrupted.
+            keep()
+        try:
+            completions = self._graded(cell, problems, generation, grading)
+        except KvbenchError as error:
+            keep()
+            raise KvbenchError(f"{error} The completions are kept: the same command grades them again.") from error
         lengths = [len(prompt) for prompt in problems.prompts]
         result = summarise(blank, [record.grade for record in completions], generation)
         return replace(result, prompt_length=float(np.mean(lengths))), completions

@@ -22,6 +22,7 @@ from kvbench.harness.options import Checked
 from kvbench.harness.plan import Plan, Planned, automatic_rows, make_plan
 from kvbench.harness.problems import ProblemSource, load_tasks
 from kvbench.harness.store import Settings, Store
+from kvbench.harness.ungraded import Ungraded
 from kvbench.harness.workers import outcomes_of, processes_for
 from kvbench.models.open import open_model
 from kvbench.models.source import LoadedModel
@@ -122,7 +123,9 @@ def open_session(checked: Checked, registry: Registry, processes: int = 1) -> Se
         schema=SCHEMA_VERSION,
     )
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
-    return Session(checked, plan, LocalExecutor(loaded, problems, processes), settings, lock, parameters)
+    return Session(
+        checked, plan, LocalExecutor(loaded, problems, processes, Ungraded(checked.out)), settings, lock, parameters
+    )
 
 
 def load_model(checked: Checked, registry: Registry) -> LoadedModel:
@@ -148,6 +151,7 @@ def run_session(session: Session, watcher: Watcher | None = None) -> Finished:
         KvbenchError: the folder cannot be written or holds another configuration.
     """
     watcher = watcher or Silent()
+    ungraded = Ungraded(session.checked.out)
     with Store(session.checked.out, session.settings) as store:
         session.lock.write()
         todo = [planned for planned in session.plan.mine if not _done(store, planned)]
@@ -157,6 +161,8 @@ def run_session(session: Session, watcher: Watcher | None = None) -> Finished:
                 store.add(planned.row())
         for _, outcome in _outcomes(session, [planned for planned in todo if planned.skip is None], watcher):
             store.add(outcome.result, outcome.completions)
+            if outcome.result.status == "ok":
+                ungraded.drop(outcome.result.key)
             watcher.closed(outcome.result)
         rows = [store.result(planned.cell.key) for planned in session.plan.mine]
     return Finished(session.checked.out, tuple(row for row in rows if row is not None))

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvbench.core.cell import Cell
+from kvbench.core.errors import KvbenchError
 from kvbench.core.task import Task
 from kvbench.engine.requests import Audit, Completion, Generation, Request, Timing
 from kvbench.harness import execute
@@ -14,6 +16,7 @@ from kvbench.harness.choices import Choice, make_policy
 from kvbench.harness.execute import LocalExecutor
 from kvbench.harness.plan import Planned
 from kvbench.harness.problems import ProblemSource
+from kvbench.harness.ungraded import Ungraded
 from kvbench.models.source import LoadedModel
 from kvbench.plugins import load_registry
 
@@ -78,6 +81,71 @@ def test_whatever_breaks_is_a_failed_row(
     assert (outcome.result.status, outcome.result.reason) == ("failed", "RuntimeError: out of memory")
     assert outcome.completions == ()
     assert outcome.result.score is None
+
+
+def test_a_grader_that_fails_loses_no_completion(
+    loaded: LoadedModel,
+    tasks: dict[str, Task],
+    cell: Callable[..., Cell],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(execute, "Engine", FakeEngine)
+    ungraded = Ungraded(tmp_path)
+    executor = LocalExecutor(loaded, ProblemSource(loaded, tasks), ungraded=ungraded)
+    planned = Planned(cell(samples=2), Choice(RANDOM), held_out=False)
+    wanted = executor.execute(planned)
+    assert not (tmp_path / "ungraded").exists()
+    task = tasks[planned.cell.task]
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(task), "grade", broken)
+        failed = executor.execute(planned).result
+    assert failed.status == "failed"
+    assert failed.reason is not None
+    assert failed.reason.endswith("RuntimeError: no room The completions are kept: the same command grades them again.")
+    # Another process grades what is there, and the row says what made it.
+    kept = ungraded.get(planned.cell.key)
+    assert kept is not None
+    ungraded.put(planned.cell.key, replace(kept, commit="before"))
+    monkeypatch.setattr(FakeEngine, "generate", broken)
+    outcome = LocalExecutor(loaded, ProblemSource(loaded, tasks), ungraded=ungraded).execute(planned)
+    assert outcome.result == replace(wanted.result, commit="before")
+    assert outcome.completions == wanted.completions
+    ungraded.drop(planned.cell.key)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ungraded").mkdir()
+    (tmp_path / "ungraded" / "k.json").write_text("{")
+    with pytest.raises(KvbenchError, match=r"k\.json is damaged; remove it"):
+        Ungraded(tmp_path).get("k")
+
+
+def test_what_takes_long_to_grade_is_kept_before(
+    loaded: LoadedModel,
+    tasks: dict[str, Task],
+    cell: Callable[..., Cell],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(execute, "Engine", FakeEngine)
+    planned = Planned(cell(), Choice(RANDOM), held_out=False)
+    task = tasks[planned.cell.task]
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(task), "grades_apart", True)
+    monkeypatch.setattr(type(task), "grade", interrupted)
+    ungraded = Ungraded(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        LocalExecutor(loaded, ProblemSource(loaded, tasks), ungraded=ungraded).execute(planned)
+    assert ungraded.get(planned.cell.key) is not None
 
 
 def test_a_policy_over_budget_fails_its_cell(
