@@ -78,8 +78,9 @@ def test_names_and_numbers_are_taken_once() -> None:
 
 def test_the_shipped_suite() -> None:
     made = checked(RunOptions(suite="reference-v1"))
-    assert made.policies == ("full", "random", "streaming_llm", "streaming_llm_plus", "tova", "kvpop_mlp", "kvpop")
-    assert [requested.text for requested in made.budgets] == ["0.75", "7/8"]
+    static = ("full", "random", "streaming_llm", "streaming_llm_plus", "tova")
+    assert made.policies == (*static, "dms", "dms_topk", "kvpop_linear", "kvpop_mlp", "kvpop")
+    assert [requested.text for requested in made.budgets] == ["0.75", "7/8", "15/16"]
     assert (made.gen_lens, made.limit, len(made.tasks)) == ((1024, 2048), 200, 6)
 
 
