@@ -60,9 +60,11 @@ class Recipe:
     steps: int = 1600
     tokens: int = 32768
     levels: Mapping[int, float] = field(default_factory=lambda: {1024: 1.0, 2048: 1.0})
-    crs: tuple[str, ...] = ("0.75", "0.875")
+    crs: tuple[str, ...] = ("0.75", "0.875", "0.9375")
     tasks: tuple[str, ...] = ()
-    policy: Mapping[str, Any] = field(default_factory=lambda: {"sinks": 4, "window": 48, "hidden": 128})
+    policy: Mapping[str, Any] = field(
+        default_factory=lambda: {"sinks": 4, "window": 48, "hidden": 128, "decay": "learned"}
+    )
     lm_lr: float = 1e-3
     scorer_lr: float = 4e-3
     betas: tuple[float, float] = (0.9, 0.95)
@@ -86,7 +88,7 @@ class Recipe:
     data: Mapping[str, Any] = field(default_factory=dict)
     freeze_lm: bool = False
     lm_schedule: str = "decay"
-    group: str = "max"
+    group: str = "mean"
     count: bool = True
     lookahead: int = 0
     ramp: float = 0.6
