@@ -2,7 +2,7 @@
 
 Norm and q, k, v; heads' norms and rotation; output projection and residual; norm, gate, up and SwiGLU; down projection and
 residual. For one row all products are kernels of our own. For several the library's are faster where at most a residual is to
-be added; q, k and v are then laid side by side in memory, so that one product makes all three. Weights are the model's own
+be added; q, k and v are laid side by side in memory, so that one product makes all three. Weights are the model's own
 tensors, not copies. Plain form: the model's `forward`; results differ from it in the last bits of its number type.
 Imported only where Triton is.
 """
@@ -29,12 +29,12 @@ _CLASSES = ("Qwen3ForCausalLM", "LlamaForCausalLM")
 class Segments:
     """The step of one model; see `of`."""
 
-    def __init__(self, loaded: LoadedModel, rows: int) -> None:
+    def __init__(self, loaded: LoadedModel) -> None:
         self._model: Any = loaded.model
         self._heads = (loaded.geometry.query_heads, loaded.geometry.kv_heads)
-        if rows > 1:
-            for block in self._model.model.layers:
-                side_by_side(_qkv(block.self_attn))
+        # For one row too, which does without: a graph that was captured would go on reading what was there before.
+        for block in self._model.model.layers:
+            side_by_side(_qkv(block.self_attn))
 
     @classmethod
     def of(cls, loaded: LoadedModel, rows: int) -> Self | None:
@@ -50,7 +50,7 @@ class Segments:
         kv = loaded.geometry.kv_heads * loaded.geometry.head_dim
         if not (plain and one_type and not hooked and config.hidden_act == "silu" and kv % 32 == 0):
             return None
-        return cls(loaded, rows) if few(rows, loaded.dtype) else None
+        return cls(loaded) if few(rows, loaded.dtype) else None
 
     def decode(self, layers: Sequence[Layer], ids: Tensor, step: Step) -> Tensor:
         """Feeds one token a row, ids [R]; logits [R, V]."""
