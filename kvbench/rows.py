@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from kvbench.core.errors import KvbenchError
 from kvbench.core.result import GradeRecord, Result
@@ -16,22 +17,44 @@ COMPLETIONS = "completions.jsonl"
 GRADES = "grades.parquet"
 
 
-def read_results(folder: Path) -> list[Result]:
-    """The rows of a folder, the newest of each cell, in the order in which cells were first closed.
+class Row(Protocol):
+    """What a line of a file of rows is read as."""
 
-    A half-written last line, left by a killed run or a run in progress, is not a row.
+    @property
+    def key(self) -> str:
+        """Of its cell."""
+
+
+R = TypeVar("R", bound=Row)
+
+
+def read_results(folder: Path) -> list[Result]:
+    """The rows of a folder; see `read_lines`.
 
     Raises:
         KvbenchError: a complete line is not a row of this schema.
     """
     path = folder / RESULTS
-    if not path.exists():
-        return []
-    rows: dict[str, Result] = {}
+    return read_lines(path, Result.from_json) if path.exists() else []
+
+
+def read_lines(path: Path, parse: Callable[[str], R]) -> list[R]:
+    """The rows of a file, the newest of each cell, in the order in which cells were first closed.
+
+    A half-written last line, left by a killed run or a run in progress, is not a row.
+
+    Args:
+        path: of the file.
+        parse: reads one line; raises ValueError where it is not JSON, KvbenchError where it is not a row.
+
+    Raises:
+        KvbenchError: a complete line cannot be read.
+    """
+    rows: dict[str, R] = {}
     complete, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
     for number, line in enumerate(complete.split("\n") if complete else [], start=1):
         try:
-            row = Result.from_json(line)
+            row = parse(line)
         except ValueError as error:
             raise KvbenchError(f"Line {number} of {path} is not JSON; restore the file or delete that line.") from error
         except KvbenchError as error:

@@ -70,14 +70,8 @@ def products(device: str, large: bool) -> None:
     for dtype in number_types(device):
         for rows in (1, 2, 17, 64, 65) if large else (1, 17):
             for size, outputs in ((200, (96, 32, 40)), (70, (33,))):
-                one_product(
-                    device,
-                    dtype,
-                    rows,
-                    size,
-                    outputs,
-                    ("plain", "norm", "residual", "gated") if rows == 1 else ("gated",),
-                )
+                kinds = ("plain", "norm", "residual", "gated") if rows == 1 else ("gated",)
+                one_product(device, dtype, rows, size, outputs, kinds)
     if large:
         for rows in (1, 16, 64):
             for size, outputs, kind in (

@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 from kvbench.core.cell import digest
 from kvbench.core.errors import KvbenchError
 from kvbench.core.result import Environment
+from kvbench.rows import read_lines
 
 SCHEMA_VERSION = 1
 """Of the rows: raised when a field changes its meaning or goes away. A new field that may be null does not raise it."""
@@ -236,9 +237,7 @@ class EfficiencyResult:
 
 
 def read_rows(folder: Path) -> list[EfficiencyResult]:
-    """The rows of a folder, the newest of each cell, in the order in which cells were first closed.
-
-    A half-written last line, left by a killed run or a run in progress, is not a row.
+    """The rows of a folder; see `kvbench.rows.read_lines`.
 
     Raises:
         KvbenchError: the folder has no such file, or a complete line is not a row of this schema.
@@ -248,17 +247,7 @@ def read_rows(folder: Path) -> list[EfficiencyResult]:
         raise KvbenchError(
             f"The folder {folder} holds no rows ({ROWS}); give the --out folder of 'kvbench efficiency'."
         )
-    rows: dict[str, EfficiencyResult] = {}
-    complete, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
-    for number, line in enumerate(complete.split("\n") if complete else [], start=1):
-        try:
-            row = EfficiencyResult.from_json(line)
-        except ValueError as error:
-            raise KvbenchError(f"Line {number} of {path} is not JSON; restore the file or delete that line.") from error
-        except KvbenchError as error:
-            raise KvbenchError(f"Line {number} of {path} cannot be read: {error}") from error
-        rows[row.key] = row
-    return list(rows.values())
+    return read_lines(path, EfficiencyResult.from_json)
 
 
 def _figures(record: Mapping[str, Any]) -> Figures:

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from kvbench.efficiency.crossing import Labels, lines, removed, told
 from kvbench.efficiency.record import EfficiencyResult, Figures
+from kvbench.report.grid import print_grid
 
 Format = Literal["text", "md", "csv", "json"]
 
@@ -60,13 +59,7 @@ def show(rows: Sequence[EfficiencyResult], console: Console) -> None:
     for title, members in _sections(rows):
         console.print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
         for grid in _grids(members):
-            console.print(f"\n{grid.title}", markup=False, highlight=False, soft_wrap=True)
-            table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-            for index, heading in enumerate(grid.heading):
-                table.add_column(heading, justify="left" if index == 0 else "right", no_wrap=index > 0, overflow="fold")
-            for row in grid.rows:
-                table.add_row(*map(escape, row))
-            console.print(table)
+            print_grid(console, grid.title, grid.heading, grid.rows)
         console.print()
         for note in _notes(members):
             console.print(f"! {note}", markup=False, highlight=False, soft_wrap=True)

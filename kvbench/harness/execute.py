@@ -60,13 +60,11 @@ class LocalExecutor:
     Args:
         loaded: the model.
         problems: where prompts come from.
+        ungraded: where generations go whose grader fails.
         processes: how many executors like this one share the machine.
-        ungraded: where generations go whose grader fails; None keeps none.
     """
 
-    def __init__(
-        self, loaded: LoadedModel, problems: ProblemSource, processes: int = 1, ungraded: Ungraded | None = None
-    ) -> None:
+    def __init__(self, loaded: LoadedModel, problems: ProblemSource, ungraded: Ungraded, processes: int = 1) -> None:
         self._loaded = loaded
         self._ungraded = ungraded
         self._processes = processes
@@ -111,7 +109,7 @@ class LocalExecutor:
         grading: Grading | None,
     ) -> tuple[Result, tuple[CompletionRecord, ...]]:
         cell, task = planned.cell, self._problems.tasks[planned.cell.task]
-        kept = self._ungraded.get(cell.key) if self._ungraded is not None else None
+        kept = self._ungraded.get(cell.key)
         if kept is not None:
             generation = kept.generation
             blank = replace(blank, commit=kept.commit, environment=kept.environment)
@@ -122,8 +120,8 @@ class LocalExecutor:
                 generation = engine.generate(requests, sampling, cell.reference_length, progress)
 
         def keep() -> None:
-            if self._ungraded is not None and blank.environment is not None:
-                self._ungraded.put(cell.key, Kept(generation, blank.commit, blank.environment))
+            assert blank.environment is not None
+            self._ungraded.put(cell.key, Kept(generation, blank.commit, blank.environment))
 
         if task.grades_apart:
             # Running programs takes long enough to be interrupted.

@@ -124,7 +124,7 @@ def open_session(checked: Checked, registry: Registry, processes: int = 1) -> Se
     )
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
     return Session(
-        checked, plan, LocalExecutor(loaded, problems, processes, Ungraded(checked.out)), settings, lock, parameters
+        checked, plan, LocalExecutor(loaded, problems, Ungraded(checked.out), processes), settings, lock, parameters
     )
 
 

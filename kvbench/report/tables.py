@@ -11,12 +11,11 @@ from typing import Literal, get_args
 
 import pandas as pd
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from kvbench.core.intervals import Estimate
 from kvbench.core.result import Environment, Result
 from kvbench.core.samples import groups, pass_at
+from kvbench.report.grid import print_grid
 from kvbench.report.load import Stored
 from kvbench.report.paired import paired
 from kvbench.report.summary import Conditions, Line, summarise
@@ -78,13 +77,7 @@ def show(stored: Stored, console: Console, ks: Sequence[int] = ()) -> None:
     for section in report.sections:
         console.print(section.title, style="bold", markup=False, highlight=False, soft_wrap=True)
         for grid in section.grids:
-            console.print(f"\n{grid.title}", markup=False, highlight=False, soft_wrap=True)
-            table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-            for index, heading in enumerate(grid.heading):
-                table.add_column(heading, justify="left" if index == 0 else "right", no_wrap=index > 0, overflow="fold")
-            for row in grid.rows:
-                table.add_row(*map(escape, row))
-            console.print(table)
+            print_grid(console, grid.title, grid.heading, grid.rows)
         if section.notes:
             console.print()
         for note in section.notes:

@@ -43,9 +43,16 @@ class FakeEngine:
 
 
 @pytest.fixture
-def executor(loaded: LoadedModel, tasks: dict[str, Task], monkeypatch: pytest.MonkeyPatch) -> LocalExecutor:
+def ungraded(tmp_path: Path) -> Ungraded:
+    return Ungraded(tmp_path)
+
+
+@pytest.fixture
+def executor(
+    loaded: LoadedModel, tasks: dict[str, Task], ungraded: Ungraded, monkeypatch: pytest.MonkeyPatch
+) -> LocalExecutor:
     monkeypatch.setattr(execute, "Engine", FakeEngine)
-    return LocalExecutor(loaded, ProblemSource(loaded, tasks))
+    return LocalExecutor(loaded, ProblemSource(loaded, tasks), ungraded)
 
 
 def test_a_cell_becomes_a_row(executor: LocalExecutor, cell: Callable[..., Cell]) -> None:
@@ -84,15 +91,13 @@ def test_whatever_breaks_is_a_failed_row(
 
 
 def test_a_grader_that_fails_loses_no_completion(
-    loaded: LoadedModel,
+    executor: LocalExecutor,
+    ungraded: Ungraded,
     tasks: dict[str, Task],
     cell: Callable[..., Cell],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(execute, "Engine", FakeEngine)
-    ungraded = Ungraded(tmp_path)
-    executor = LocalExecutor(loaded, ProblemSource(loaded, tasks), ungraded=ungraded)
     planned = Planned(cell(samples=2), Choice(RANDOM), held_out=False)
     wanted = executor.execute(planned)
     assert not (tmp_path / "ungraded").exists()
@@ -107,12 +112,12 @@ def test_a_grader_that_fails_loses_no_completion(
     assert failed.status == "failed"
     assert failed.reason is not None
     assert failed.reason.endswith("RuntimeError: no room The completions are kept: the same command grades them again.")
-    # Another process grades what is there, and the row says what made it.
+    # The next run grades what is there, and the row says what made it.
     kept = ungraded.get(planned.cell.key)
     assert kept is not None
     ungraded.put(planned.cell.key, replace(kept, commit="before"))
     monkeypatch.setattr(FakeEngine, "generate", broken)
-    outcome = LocalExecutor(loaded, ProblemSource(loaded, tasks), ungraded=ungraded).execute(planned)
+    outcome = executor.execute(planned)
     assert outcome.result == replace(wanted.result, commit="before")
     assert outcome.completions == wanted.completions
     ungraded.drop(planned.cell.key)
@@ -127,13 +132,12 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 
 
 def test_what_takes_long_to_grade_is_kept_before(
-    loaded: LoadedModel,
+    executor: LocalExecutor,
+    ungraded: Ungraded,
     tasks: dict[str, Task],
     cell: Callable[..., Cell],
     monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(execute, "Engine", FakeEngine)
     planned = Planned(cell(), Choice(RANDOM), held_out=False)
     task = tasks[planned.cell.task]
 
@@ -142,9 +146,8 @@ def test_what_takes_long_to_grade_is_kept_before(
 
     monkeypatch.setattr(type(task), "grades_apart", True)
     monkeypatch.setattr(type(task), "grade", interrupted)
-    ungraded = Ungraded(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        LocalExecutor(loaded, ProblemSource(loaded, tasks), ungraded=ungraded).execute(planned)
+        executor.execute(planned)
     assert ungraded.get(planned.cell.key) is not None
 
 
