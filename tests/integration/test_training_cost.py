@@ -34,3 +34,21 @@ def test_every_part_leaves_its_rows(tmp_path: Path) -> None:
     assert {f"forward/{part} s" for part in parts} <= kvpop.keys()
     # Target and cut-offs are not computed again in the backward pass.
     assert not {"backward/target s", "backward/cut-off s"} & kvpop.keys()
+
+
+def test_the_plain_path_runs_kvbench_without_kernels() -> None:
+    # A machine that has kernels, and a command that asks for them; importlib mode hides `benchmarks` from this process.
+    program = """
+import torch
+from benchmarks.training import plain
+from kvbench.cli import main
+from kvbench.kernels import attention, check
+
+check.available = lambda tensor: True
+query = torch.zeros(1, 32)
+main.COMMANDS = (("ask", lambda: print(attention.has_kernel(query))), *main.COMMANDS)
+plain.main(["ask"])
+main.main(["ask"])
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["False", "True"], done.stderr
