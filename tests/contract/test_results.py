@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,24 @@ def test_the_ablation_table_is_made_from_its_rows(form: Literal["md", "csv"]) ->
     stored = load(sorted(folder for folder in (RESULTS / "ablation").iterdir() if folder.is_dir()))
     assert {(row.n, row.gen_length, row.cr_requested) for row in stored.rows} == {(200, 1024, None), (200, 1024, "7/8")}
     assert (RESULTS / "ablation" / f"table.{form}").read_text("utf-8") == render(stored, form)
+
+
+def test_the_table_of_paths_is_made_from_its_rows_and_quoted() -> None:
+    folder = RESULTS / "ablation-paths"
+    names = [f"{path}-{seed}" for path in ("fast", "plain") for seed in range(4)]
+    dense, trainings = RESULTS / "ablation" / "full", [folder / name for name in names]
+    command = [sys.executable, "-m", "benchmarks.training.paths", *map(str, [dense, *trainings])]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert (folder / "table.md").read_text("utf-8") == said
+    stored = load([dense, *trainings])
+    assert len({row.checkpoint for row in stored.rows if row.checkpoint}) == len(names)
+    assert (folder / "table.csv").read_text("utf-8") == render(stored, "csv")
+    readme = (RESULTS / "README.md").read_text("utf-8")
+    spread = said[said.index("| path |") :]
+    assert spread[: spread.index("\n\n")] in readme
+    figures = re.findall(r"-?0\.\d{3,}(?: \[.*?])?", spread[spread.index("\n\n") :])
+    assert len(figures) == 2
+    assert all(figure in readme for figure in figures)
 
 
 @pytest.mark.parametrize("policy", ["dms", "kvpop", "kvpop_linear", "kvpop_mlp", "streaming_llm_plus"])
