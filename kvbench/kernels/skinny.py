@@ -27,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kvbench.kernels import overlap
-from kvbench.kernels.overlap import after_the_last
+from kvbench.kernels.overlap import after_the_last, ask
 
 
 class Blocks(NamedTuple):
@@ -54,8 +54,22 @@ MEASURED: dict[tuple[int, int, int, bool], Blocks] = {
     (1, 2560, 9728, True): Blocks(4, 256, 4, 1),
     (1, 9728, 2560, False): Blocks(2, 1024, 4, 1),
     (1, 2560, 151936, False): Blocks(4, 256, 2, 1),
+    (16, 2560, 6144, False): Blocks(64, 128, 4, 6),
+    (16, 4096, 2560, False): Blocks(64, 64, 4, 6, 4),
+    (16, 2560, 9728, True): Blocks(64, 64, 4, 4),
+    (16, 9728, 2560, False): Blocks(32, 128, 4, 4, 4),
+    (16, 2560, 151936, False): Blocks(64, 128, 4, 4),
+    (64, 2560, 6144, False): Blocks(64, 128, 4, 4),
+    (64, 4096, 2560, False): Blocks(64, 128, 4, 4, 2),
+    (64, 2560, 9728, True): Blocks(64, 64, 4, 4),
+    (64, 9728, 2560, False): Blocks(64, 64, 4, 6, 4),
+    (64, 2560, 151936, False): Blocks(64, 64, 4, 5),
 }
 """Fastest blocks in bf16 by rows of x in a program, K, N and gate: `python -m benchmarks.decode --only tune` on an H200."""
+
+
+_LINES = 4
+"""Cache lines of each row of W that are asked for before anything else, for several rows of x."""
 
 
 @triton.jit
@@ -131,26 +145,11 @@ def _one_row(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # triton has no types
-def _ask(weights, at, inside, begin, end, LINE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Has the first 512 bytes of rows of a program's share fetched into the device's cache."""
-    ahead = begin + tl.arange(0, 4) * LINE
-    # What is outside asks for the matrix's first line.
-    where = tl.where(inside & (ahead < end)[None, :], at + ahead[None, :], 0)
-    tl.inline_asm_elementwise(
-        "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
-        "=r,l",
-        [(weights + where).to(tl.int64)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
 def _few_rows(  # type: ignore[no-untyped-def]
     x, first, second, third, out, first_end, second_end, outputs, rows, share,
-    SIZE: tl.constexpr, GATED: tl.constexpr, SHARED: tl.constexpr, PRECISION: tl.constexpr, LINE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, OVERLAPS: tl.constexpr,
+    SIZE: tl.constexpr, GATED: tl.constexpr, SHARED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, LINES: tl.constexpr, LINE: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     start = tl.program_id(0) * BLOCK_N
     n = start + tl.arange(0, BLOCK_N)
@@ -170,10 +169,13 @@ def _few_rows(  # type: ignore[no-untyped-def]
     inside = (n < outputs)[:, None]
     begin = tl.program_id(2) * share
     end = tl.minimum(begin + share, SIZE)
-    if OVERLAPS:
-        _ask(weight, line, inside, begin, end, LINE)
+    if OVERLAPS and LINES > 0:
+        # The first lines of each row of the share; what is outside asks for the matrix's first line.
+        first_lines = begin + tl.arange(0, LINES) * LINE
+        ahead = tl.where(inside & (first_lines < end)[None, :], line + first_lines[None, :], 0)
+        ask(weight + ahead)
         if GATED:
-            _ask(second, line, inside, begin, end, LINE)
+            ask(second + ahead)
     after_the_last(OVERLAPS)
     at = line + k[None, :]
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
@@ -269,9 +271,8 @@ def _of_few(
     _few_rows[(triton.cdiv(outputs, blocks.outputs), triton.cdiv(rows, block_m), count)](
         x, *weights, out, *ends, outputs, rows, triton.cdiv(size, count * blocks.inputs) * blocks.inputs,
         # fp32 means fp32, as in the plain form.
-        SIZE=size, GATED=gated, SHARED=shared, PRECISION="ieee", LINE=128 // x.element_size(),
-        BLOCK_M=block_m, BLOCK_N=blocks.outputs, BLOCK_K=blocks.inputs, num_warps=blocks.warps, num_stages=blocks.stages,
-        **overlap.options(x),
+        SIZE=size, GATED=gated, SHARED=shared, PRECISION="ieee", BLOCK_M=block_m, BLOCK_N=blocks.outputs, BLOCK_K=blocks.inputs,
+        LINES=_LINES, LINE=128 // x.element_size(), num_warps=blocks.warps, num_stages=blocks.stages, **overlap.options(x),
     )  # fmt: skip
     return out
 
