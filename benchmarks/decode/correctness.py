@@ -24,7 +24,7 @@ from kvbench.kernels.best import best_of
 from kvbench.kernels.rotary import rotated
 from kvbench.kernels.settle import settled
 from kvbench.kernels.skinny import product, shares
-from kvbench.kernels.slot_attention import attend
+from kvbench.kernels.slot_attention import Blocks, attend
 from kvbench.models.source import LoadedModel
 from kvbench_policies.dms.policy import Dms
 from kvbench_policies.full import Full
@@ -179,12 +179,16 @@ def rotation(device: str, large: bool) -> None:
 
 
 def attention(device: str, large: bool) -> None:
-    cases = [(2, 2, 3, 16, 37, 0), (3, 1, 1, 8, 130, 2), (1, 2, 4, 20, 257, 4)]
-    if large:
-        cases += [(1, 8, 4, 128, 4031, 0), (16, 8, 4, 128, 2049, 0), (70, 8, 4, 128, 300, 0), (2, 3, 3, 64, 9000, 0)]
-        cases += [(64, 8, 4, 128, 700, 1)]
+    small = [(2, 2, 3, 16, 37, None), (3, 1, 1, 8, 130, Blocks(2, 64, 4, 2)), (1, 2, 4, 20, 257, Blocks(4, 64, 4, 2))]
+    paper = [
+        (rows, heads, group, dim, capacity, None)
+        for rows, heads, group, dim, capacity in (
+            (1, 8, 4, 128, 4031), (16, 8, 4, 128, 2049), (70, 8, 4, 128, 300), (2, 3, 3, 64, 9000), (64, 8, 4, 128, 1100),
+        )
+    ]  # fmt: skip
     for dtype in number_types(device):
-        for rows, heads, group, dim, capacity, splits in cases if dtype != torch.float32 else cases[:3]:
+        cases = [*small, *(paper if large and dtype != torch.float32 else ())]
+        for rows, heads, group, dim, capacity, blocks in cases:
             query = torch.randn(rows, heads * group, 1, dim, device=device).to(dtype)
             keys, values = (torch.randn(rows, heads, capacity, dim, device=device).to(dtype) for _ in "kv")
             at = torch.randint(2 * capacity, (rows,), device=device)
@@ -208,9 +212,8 @@ def attention(device: str, large: bool) -> None:
                 weights = logits.softmax(-1)
                 for weighing in (False, True):
                     with poisoned():
-                        out, found = attend(
-                            query, dirty[0], dirty[1], at, 0.2, held if holes else None, weighing, splits=splits
-                        )
+                        given = (query, dirty[0], dirty[1], at, 0.2, held if holes else None, weighing, blocks)
+                        out, found = attend(*given)
                     near(out, weights @ wide[1], dtype)
                     assert (found is not None) == weighing
                     if found is not None:

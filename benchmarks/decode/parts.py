@@ -17,7 +17,7 @@ from kvbench.core.policy import Split, State, StateRequest, Tokens
 from kvbench.core.slots import Slots, victims
 from kvbench.engine import attention
 from kvbench.engine.layer import Layer
-from kvbench.kernels import skinny
+from kvbench.kernels import skinny, slot_attention
 from kvbench.kernels.rotary import rotated
 from kvbench.kernels.settle import settled
 from kvbench.kernels.skinny import Blocks
@@ -195,22 +195,17 @@ def _on_slots(shape: str, slots: int, count: int, device: torch.device, told: To
     written = replayed(lambda one: enter(one, key, value, at, ranked, frees=False), filled, device, 4)
     told("victim and write", written, replayed(plainly, filled, device), held * 4 + count * kv * entry)
 
-    def attended(one: Slots, **options: int) -> None:
-        attend(query, one.keys, one.values, at, 0.1, held=None, weighing=False, **options)
+    def attended(one: Slots, blocks: slot_attention.Blocks | None = None) -> None:
+        attend(query, one.keys, one.values, at, 0.1, blocks=blocks)
 
     plain = replayed(lambda one: attention.over_slots(query, one.keys, one.values, None, 0.1), filled, device)
     told("attention", replayed(attended, filled, device), plain, held * entry)
-    for splits in (1, 2, 4, 8, 16, 32, 64):
-        if 200 <= count * kv * splits <= 2100:
-            told(
-                f"attention, {splits} splits",
-                replayed(partial(attended, splits=splits), filled, device),
-                None,
-                held * entry,
-            )
-    for block, warps, stages in ((64, 4, 2), (64, 4, 4), (128, 4, 2), (128, 8, 3), (32, 4, 4), (64, 8, 3)):
-        fast = replayed(partial(attended, block=block, warps=warps, stages=stages), filled, device)
-        told(f"attention, {block} slots, {warps} warps, {stages} stages", fast, None, held * entry)
+    for block, warps, stages in ((64, 4, 2), (64, 4, 4), (64, 8, 4), (128, 8, 3)):
+        for splits in (1, 2, 4, 8, 16, 32, 64):
+            if 100 <= count * kv * splits <= 1100:
+                tried = slot_attention.Blocks(splits, block, warps, stages)
+                fast = replayed(partial(attended, blocks=tried), filled, device)
+                told(f"attention, {splits} x {block} slots, {warps} warps, {stages} stages", fast, None, held * entry)
     if count * heads * split.slots * 16 > 2**33:
         return
     fast = replayed(lambda one: attend(query, one.keys, one.values, at, 0.1, weighing=True), filled, device)

@@ -3,8 +3,7 @@
 A decode step is some hundred short kernels in a row. Between two of them the device empties and fills again, which costs a
 microsecond or more each. From compute capability 9.0 on, a kernel may be set up as soon as all programs of the one before it
 have started; `after_the_last` then waits until that one has finished and what it wrote is there. So before that nothing may be
-read but weights, and nothing written, and every kernel that is launched with these options has to call it. `ask` reads nothing:
-what it fetches early may be written later.
+read but weights, and nothing written, and every kernel that is launched with these options has to call it.
 """
 
 from __future__ import annotations
@@ -23,19 +22,6 @@ def after_the_last(OVERLAPS: tl.constexpr):  # type: ignore[no-untyped-def]
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-
-
-@triton.jit
-def ask(places):  # type: ignore[no-untyped-def]
-    """Has the lines at these places fetched into the device's cache, and waits for none of them."""
-    tl.inline_asm_elementwise(
-        "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
-        "=r,l",
-        [places.to(tl.int64)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 def options(tensor: Tensor) -> dict[str, bool]:

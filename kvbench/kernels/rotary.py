@@ -15,29 +15,19 @@ from torch import Tensor
 from kvbench.core.policy import Tokens
 from kvbench.core.slots import Slots
 from kvbench.kernels import overlap
-from kvbench.kernels.overlap import after_the_last, ask
+from kvbench.kernels.overlap import after_the_last
 from kvbench.kernels.slots import room_for_leaving, take_leaving
-
-_ROOM = 2**25
-"""Bytes of slots that are asked for ahead: well inside the cache of a large GPU."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # triton has no types
 def _rotated(  # type: ignore[no-untyped-def]
     given, query_gain, key_gain, cos, sin, query, key, query_heads, heads, eps,
     keys, values, recent, at, old_keys, old_values, old_at, capacity, window,
-    NORM: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, PARTS: tl.constexpr, LINES: tl.constexpr,
-    LINE: tl.constexpr, OVERLAPS: tl.constexpr,
+    NORM: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
+    after_the_last(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    if OVERLAPS and LINES > 0 and head < PARTS * heads:
-        # Part by part the beginning of a KV head's slots; beyond its end the last line.
-        line = ((head // heads) * LINES + tl.arange(0, LINES)) * LINE
-        place = (row * heads + head % heads) * capacity * DIM + tl.minimum(line, capacity * DIM - LINE)
-        ask(keys + place)
-        ask(values + place)
-    after_the_last(OVERLAPS)
     if head >= query_heads + heads:
         take_leaving(
             row * heads + head - query_heads - heads, keys, values, recent, at, old_keys, old_values, old_at,
@@ -100,16 +90,11 @@ def rotated(
     first, second = gains or (given, given)
     old = room_for_leaving(slots) if leaves else None
     target = old or Tokens(key, key, at)
-    # Lines that each program asks for, so that all of them together fill the room or take all slots.
-    parts, line = query_heads // kv_heads, 128 // given.element_size()
-    share = min(_ROOM // (2 * rows * kv_heads), slots.keys[0, 0].nbytes) // 128 // parts
-    lines = 0 if share == 0 else 1 << (share.bit_length() - 1)
     _rotated[(rows, query_heads + kv_heads * (2 if leaves else 1))](
         given, first, second, cos, sin, query, key, query_heads, kv_heads, eps,
         slots.keys, slots.values, slots.recent, at, target.keys, target.values, target.positions,
         slots.capacity, slots.window,
-        NORM=gains is not None, DIM=dim, DIM_PADDED=triton.next_power_of_2(dim), PARTS=parts, LINES=lines, LINE=line,
-        num_warps=1,
+        NORM=gains is not None, DIM=dim, DIM_PADDED=triton.next_power_of_2(dim), num_warps=1,
         **overlap.options(given),
     )  # fmt: skip
     value = given[:, (query_heads + kv_heads) * dim :].view(rows, kv_heads, 1, dim)

@@ -11,8 +11,6 @@ sum of squares is taken along the way, and the result is scaled at the end. Seve
 normed before. Where W has few rows, several programs share each of them; their sums are put together with residual and norm
 (`kvbench/kernels/settle.py`). Plain forms: `RMSNorm`, `linear` and the gated MLP of the model itself.
 
-A program asks for its first weights before it waits for the kernel before (`kvbench/kernels/overlap.py`).
-
 Shapes: M rows of x, K inputs, N outputs, S shares of a sum.
 """
 
@@ -27,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kvbench.kernels import overlap
-from kvbench.kernels.overlap import after_the_last, ask
+from kvbench.kernels.overlap import after_the_last
 
 
 class Blocks(NamedTuple):
@@ -66,10 +64,6 @@ MEASURED: dict[tuple[int, int, int, bool], Blocks] = {
     (64, 2560, 151936, False): Blocks(64, 64, 4, 5),
 }
 """Fastest blocks in bf16 by rows of x in a program, K, N and gate: `python -m benchmarks.decode --only tune` on an H200."""
-
-
-_LINES = 4
-"""Cache lines of each row of W that are asked for before anything else, for several rows of x."""
 
 
 @triton.jit
@@ -148,9 +142,9 @@ def _one_row(  # type: ignore[no-untyped-def]
 def _few_rows(  # type: ignore[no-untyped-def]
     x, first, second, third, out, first_end, second_end, outputs, rows, share,
     SIZE: tl.constexpr, GATED: tl.constexpr, SHARED: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, LINES: tl.constexpr, LINE: tl.constexpr,
-    OVERLAPS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
+    after_the_last(OVERLAPS)
     start = tl.program_id(0) * BLOCK_N
     n = start + tl.arange(0, BLOCK_N)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -165,35 +159,22 @@ def _few_rows(  # type: ignore[no-untyped-def]
             weight = second
             row = n - first_end
     k = tl.arange(0, BLOCK_K)
-    line = row.to(tl.int64)[:, None] * SIZE
-    inside = (n < outputs)[:, None]
+    at = row.to(tl.int64)[:, None] * SIZE + k[None, :]
+    given = m[None, :] * SIZE + k[:, None]
+    inside, there = (n < outputs)[:, None], (m < rows)[None, :]
     begin = tl.program_id(2) * share
     end = tl.minimum(begin + share, SIZE)
-    if OVERLAPS and LINES > 0:
-        # The first lines of each row of the share; what is outside asks for the matrix's first line.
-        first_lines = begin + tl.arange(0, LINES) * LINE
-        ahead = tl.where(inside & (first_lines < end)[None, :], line + first_lines[None, :], 0)
-        ask(weight + ahead)
-        if GATED:
-            ask(second + ahead)
-    after_the_last(OVERLAPS)
-    at = line + k[None, :]
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     ups = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for place in range(begin, end, BLOCK_K):
         here = place + k < end
-        value = tl.load(x + m[None, :] * SIZE + place + k[:, None], mask=here[:, None] & (m < rows)[None, :], other=0.0)
-        acc = tl.dot(
-            tl.load(weight + at + place, mask=here[None, :] & inside, other=0.0), value, acc, input_precision=PRECISION
-        )
+        value = tl.load(x + given + place, mask=here[:, None] & there, other=0.0)
+        tile = tl.load(weight + at + place, mask=here[None, :] & inside, other=0.0)
+        acc = tl.dot(tile, value, acc, input_precision=PRECISION)
         if GATED:
-            ups = tl.dot(
-                tl.load(second + at + place, mask=here[None, :] & inside, other=0.0),
-                value,
-                ups,
-                input_precision=PRECISION,
-            )
-    mask = inside & (m < rows)[None, :]
+            pair = tl.load(second + at + place, mask=here[None, :] & inside, other=0.0)
+            ups = tl.dot(pair, value, ups, input_precision=PRECISION)
+    mask = inside & there
     to = m[None, :].to(tl.int64) * outputs + n[:, None]
     if SHARED:
         tl.store(out + tl.program_id(2).to(tl.int64) * rows * outputs + to, acc, mask=mask)
@@ -272,7 +253,7 @@ def _of_few(
         x, *weights, out, *ends, outputs, rows, triton.cdiv(size, count * blocks.inputs) * blocks.inputs,
         # fp32 means fp32, as in the plain form.
         SIZE=size, GATED=gated, SHARED=shared, PRECISION="ieee", BLOCK_M=block_m, BLOCK_N=blocks.outputs, BLOCK_K=blocks.inputs,
-        LINES=_LINES, LINE=128 // x.element_size(), num_warps=blocks.warps, num_stages=blocks.stages, **overlap.options(x),
+        num_warps=blocks.warps, num_stages=blocks.stages, **overlap.options(x),
     )  # fmt: skip
     return out
 
