@@ -22,8 +22,9 @@ from kvbench.engine.requests import Request
 from kvbench.engine.run import Setting, contact
 from kvbench.kernels.best import best_of
 from kvbench.kernels.rotary import rotated
-from kvbench.kernels.skinny import product
-from kvbench.kernels.slot_attention import attend
+from kvbench.kernels.settle import settled
+from kvbench.kernels.skinny import product, shares
+from kvbench.kernels.slot_attention import Blocks, attend
 from kvbench.models.source import LoadedModel
 from kvbench_policies.dms.policy import Dms
 from kvbench_policies.full import Full
@@ -70,44 +71,63 @@ def products(device: str, large: bool) -> None:
     for dtype in number_types(device):
         for rows in (1, 2, 17, 64, 65) if large else (1, 17):
             for size, outputs in ((200, (96, 32, 40)), (70, (33,))):
-                kinds = ("plain", "norm", "residual", "gated") if rows == 1 else ("gated",)
-                one_product(device, dtype, rows, size, outputs, kinds)
+                for kind in ("plain", "norm", "residual", "gated") if rows == 1 else ("plain", "gated"):
+                    one_product(device, dtype, rows, size, outputs, kind)
+                if rows > 1:
+                    update(device, dtype, rows, size, outputs[0])
     if large:
-        for rows in (1, 16, 64):
-            for size, outputs, kind in (
-                (2560, (4096, 1024, 1024), "norm"),
-                (9728, (2560,), "residual"),
-                (2560, (9728,), "gated"),
-                (2560, (151936,), "norm"),
-            ):
-                if rows == 1 or kind == "gated":
-                    one_product(device, torch.bfloat16, rows, size, outputs, (kind,))
+        for kind, size, outputs in (
+            ("norm", 2560, (4096, 1024, 1024)),
+            ("residual", 9728, (2560,)),
+            ("gated", 2560, (9728,)),
+            ("norm", 2560, (151936,)),
+        ):
+            one_product(device, torch.bfloat16, 1, size, outputs, kind)
+        for rows in (16, 64):
+            one_product(device, torch.bfloat16, rows, 2560, (4096, 1024, 1024), "plain")
+            one_product(device, torch.bfloat16, rows, 2560, (9728,), "gated")
+            for size in (4096, 9728):
+                update(device, torch.bfloat16, rows, size, 2560)
 
 
-def one_product(
-    device: str, dtype: torch.dtype, rows: int, size: int, outputs: tuple[int, ...], kinds: tuple[str, ...]
-) -> None:
+def one_product(device: str, dtype: torch.dtype, rows: int, size: int, outputs: tuple[int, ...], kind: str) -> None:
     x = torch.randn(rows, size, device=device).to(dtype)
     weights = [torch.randn(count, size, device=device).to(dtype) for count in outputs]
-    up, gain = torch.randn_like(weights[0]), torch.randn(size, device=device).to(dtype)
+    up, gain = torch.randn_like(weights[0]), None
     residual = torch.randn(rows, sum(outputs), device=device).to(dtype)
-    wide = torch.cat(weights).double()
-    normed = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-6).rsqrt() * gain.double()
-    for kind in kinds:
-        with poisoned():
-            if kind == "plain":
-                found = product(x, weights)
-            elif kind == "norm":
-                found = product(x, weights, gain=gain, eps=1e-6)
-            elif kind == "residual":
-                found = product(x, weights, residual=residual)
-            else:
-                found = product(x, [weights[0], up], gain=gain, eps=1e-6, gated=True)
+    given = x.double()
+    if kind in ("norm", "gated") and rows == 1:
+        gain = torch.randn(size, device=device).to(dtype)
+        given = given * (given.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * gain.double()
+    with poisoned():
         if kind == "gated":
-            wanted = nn.functional.silu(normed @ weights[0].double().T) * (normed @ up.double().T)
+            found = product(x, [weights[0], up], gain=gain, eps=1e-6, gated=True)
         else:
-            wanted = (normed if kind == "norm" else x.double()) @ wide.T + (residual if kind == "residual" else 0)
-        near(found, wanted, dtype, 2)
+            found = product(x, weights, gain=gain, eps=1e-6, residual=residual if kind == "residual" else None)
+    wanted = given @ torch.cat(weights).double().T
+    if kind == "gated":
+        wanted = nn.functional.silu(given @ weights[0].double().T) * (given @ up.double().T)
+    near(found, wanted + (residual if kind == "residual" else 0), dtype, 2)
+
+
+def update(device: str, dtype: torch.dtype, rows: int, size: int, outputs: int) -> None:
+    """A product in shares, added to rows; both normed."""
+    x, weight = torch.randn(rows, size, device=device).to(dtype), torch.randn(outputs, size, device=device).to(dtype)
+    before, norm = (
+        torch.randn(rows, outputs, device=device).to(dtype),
+        nn.RMSNorm(outputs, 1e-6, device=device, dtype=torch.float64),
+    )
+    norm.weight.data.normal_()
+    gain = norm.weight.data.to(dtype)
+    norm.weight.data.copy_(gain)
+    with poisoned():
+        found, normed = settled(before, shares(x, weight), gain, 1e-6)
+        same, alone = settled(before, None, gain, 1e-6)
+    wanted = before.double() + x.double() @ weight.double().T
+    near(found, wanted, dtype, 2)
+    near(normed, norm(wanted), dtype, 2)
+    assert same is before
+    near(alone, norm(before.double()), dtype, 2)
 
 
 def largest(device: str, large: bool) -> None:
@@ -159,12 +179,16 @@ def rotation(device: str, large: bool) -> None:
 
 
 def attention(device: str, large: bool) -> None:
-    cases = [(2, 2, 3, 16, 37, 0), (3, 1, 1, 8, 130, 2), (1, 2, 4, 20, 257, 4)]
-    if large:
-        cases += [(1, 8, 4, 128, 4031, 0), (16, 8, 4, 128, 2049, 0), (70, 8, 4, 128, 300, 0), (2, 3, 3, 64, 9000, 0)]
-        cases += [(64, 8, 4, 128, 700, 1)]
+    small = [(2, 2, 3, 16, 37, None), (3, 1, 1, 8, 130, Blocks(2, 64, 4, 2)), (1, 2, 4, 20, 257, Blocks(4, 64, 4, 2))]
+    paper = [
+        (rows, heads, group, dim, capacity, None)
+        for rows, heads, group, dim, capacity in (
+            (1, 8, 4, 128, 4031), (16, 8, 4, 128, 2049), (70, 8, 4, 128, 300), (2, 3, 3, 64, 9000), (64, 8, 4, 128, 1100),
+        )
+    ]  # fmt: skip
     for dtype in number_types(device):
-        for rows, heads, group, dim, capacity, splits in cases if dtype != torch.float32 else cases[:3]:
+        cases = [*small, *(paper if large and dtype != torch.float32 else ())]
+        for rows, heads, group, dim, capacity, blocks in cases:
             query = torch.randn(rows, heads * group, 1, dim, device=device).to(dtype)
             keys, values = (torch.randn(rows, heads, capacity, dim, device=device).to(dtype) for _ in "kv")
             at = torch.randint(2 * capacity, (rows,), device=device)
@@ -188,9 +212,8 @@ def attention(device: str, large: bool) -> None:
                 weights = logits.softmax(-1)
                 for weighing in (False, True):
                     with poisoned():
-                        out, found = attend(
-                            query, dirty[0], dirty[1], at, 0.2, held if holes else None, weighing, splits=splits
-                        )
+                        given = (query, dirty[0], dirty[1], at, 0.2, held if holes else None, weighing, blocks)
+                        out, found = attend(*given)
                     near(out, weights @ wide[1], dtype)
                     assert (found is not None) == weighing
                     if found is not None:

@@ -17,8 +17,10 @@ from kvbench.core.policy import Split, State, StateRequest, Tokens
 from kvbench.core.slots import Slots, victims
 from kvbench.engine import attention
 from kvbench.engine.layer import Layer
-from kvbench.kernels import skinny
+from kvbench.kernels import skinny, slot_attention
 from kvbench.kernels.rotary import rotated
+from kvbench.kernels.settle import settled
+from kvbench.kernels.skinny import Blocks
 from kvbench.kernels.slot_attention import attend
 from kvbench.kernels.slots import enter, leaving
 from kvbench.models.source import geometry_of
@@ -36,14 +38,33 @@ T = TypeVar("T")
 _BEYOND_CACHE = 2**28
 """Bytes that the calls of one graph read together, so that none finds its own in the device's cache."""
 
+_UPDATES = ("output", "down")
+"""Products that are added to the rows."""
+
 ONE_ROW = [
-    (n, k, warps, 1)
+    Blocks(n, k, warps, 1)
     for n, k, warps in (
         (4, 512, 4), (4, 1024, 4), (8, 256, 4), (8, 512, 4), (16, 256, 4), (4, 256, 4), (2, 1024, 4), (2, 512, 4),
         (1, 1024, 2), (1, 2048, 4), (8, 256, 8), (8, 512, 8), (16, 256, 8), (4, 256, 2),
     )
 ]  # fmt: skip
-FEW_ROWS = [(128, 64, 4, 4), (128, 64, 4, 5), (64, 64, 4, 5), (128, 64, 8, 4), (128, 32, 4, 8), (64, 128, 4, 3)]
+FEW_ROWS = {
+    "qkv": [
+        Blocks(64, 128, 4, 4), Blocks(32, 128, 4, 5), Blocks(32, 256, 4, 3), Blocks(64, 128, 4, 6), Blocks(64, 64, 4, 8),
+        Blocks(32, 256, 4, 4), Blocks(32, 128, 2, 5),
+    ],
+    "gate and up": [
+        Blocks(64, 64, 4, 4), Blocks(64, 128, 4, 3), Blocks(128, 64, 4, 3), Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 5),
+        Blocks(64, 128, 8, 3), Blocks(32, 128, 4, 4),
+    ],
+    "head": [
+        Blocks(128, 64, 4, 4), Blocks(64, 128, 4, 4), Blocks(64, 64, 4, 5), Blocks(128, 128, 8, 3), Blocks(256, 64, 8, 3),
+    ],
+    "update": [
+        Blocks(64, 128, 4, 4, 4), Blocks(32, 128, 4, 4, 4), Blocks(64, 128, 4, 5, 8), Blocks(64, 64, 4, 6, 4),
+        Blocks(128, 64, 4, 4, 8), Blocks(32, 256, 4, 3, 2), Blocks(64, 128, 4, 4, 2),
+    ],
+}  # fmt: skip
 """Candidates of the tune part, the likely ones first."""
 
 _GIVEN, _MEMORY, _READOUT = (
@@ -88,8 +109,7 @@ def tune(
     """Times products and scorer with every kind of blocks; what runs after this in the same process uses the fastest."""
     for count in rows:
         for name, kind in shapes_of(shape).items():
-            # For several rows the others are the library's.
-            if only in f"product, {name}" and (count == 1 or kind[2]):
+            if only in f"product, {name}":
                 _tune_one(name, kind, count, device, speed, quick, emit)
         if only in "mLSTM scorer":
             _tune_scorer(shape, slots, count, device, speed, emit)
@@ -99,14 +119,14 @@ def tune(
 
 def _tune_one(name: str, kind: Kind, count: int, device: torch.device, speed: float, quick: bool, emit: Emit) -> None:
     size, outputs, gated = kind
-    weights, x, options = _product(name, kind, count, device)
-    found: list[tuple[float, skinny.Blocks]] = []
-    for blocks in (ONE_ROW if count == 1 else FEW_ROWS)[: 5 if quick else None]:
+    weights, x = _product(kind, count, device)
+    found: list[tuple[float, Blocks]] = []
+    for blocks in (ONE_ROW if count == 1 else FEW_ROWS["update" if name in _UPDATES else name])[: 5 if quick else None]:
         # Two tiles and two sums would not fit.
-        if gated and blocks[0] * blocks[1] > (4096 if count == 1 else 8192):
+        if gated and blocks.outputs * blocks.inputs > (4096 if count == 1 else 8192):
             continue
         try:
-            call = partial(skinny.product, x, gated=gated, blocks=blocks, **options)
+            call = _call(name, kind, x, blocks)
             found.append((replayed(call, weights, device, replays=8), blocks))
         except Exception as error:  # noqa: BLE001 - too much shared memory, say; the others still count
             print(f"  {name} {blocks}: {type(error).__name__} {str(error)[:100]}", flush=True)
@@ -134,11 +154,18 @@ def kernels(shape: str, slots: int, rows: list[int], device: torch.device, speed
 def _products(shape: str, count: int, device: torch.device, told: Told) -> None:
     for name, kind in shapes_of(shape).items():
         size, outputs, gated = kind
-        weights, x, options = _product(name, kind, count, device)
+        weights, x = _product(kind, count, device)
         plain = replayed(partial(_library, x, gated), weights, device)
-        own = count == 1 or gated
-        fast = replayed(partial(skinny.product, x, gated=gated, **options), weights, device) if own else plain
+        fast = replayed(_call(name, kind, x), weights, device)
         told(f"product, {name}", fast, plain, sum(outputs) * size * 2)
+    if count == 1:
+        return
+    hidden = configuration(shape).hidden_size
+    x, gain = (torch.randn(n, hidden, device=device).bfloat16() for n in (count, 1))
+    for splits in (1, 4, 8):
+        update = torch.randn(splits, count, hidden, device=device)
+        fast = replayed(lambda one: settled(x, one, gain, 1e-6), [update], device)
+        told(f"update of {splits} shares and norm", fast, None, update.nbytes + 3 * x.nbytes)
 
 
 def _on_slots(shape: str, slots: int, count: int, device: torch.device, told: Told) -> None:
@@ -168,22 +195,17 @@ def _on_slots(shape: str, slots: int, count: int, device: torch.device, told: To
     written = replayed(lambda one: enter(one, key, value, at, ranked, frees=False), filled, device, 4)
     told("victim and write", written, replayed(plainly, filled, device), held * 4 + count * kv * entry)
 
-    def attended(one: Slots, **options: int) -> None:
-        attend(query, one.keys, one.values, at, 0.1, held=None, weighing=False, **options)
+    def attended(one: Slots, blocks: slot_attention.Blocks | None = None) -> None:
+        attend(query, one.keys, one.values, at, 0.1, blocks=blocks)
 
     plain = replayed(lambda one: attention.over_slots(query, one.keys, one.values, None, 0.1), filled, device)
     told("attention", replayed(attended, filled, device), plain, held * entry)
-    for splits in (1, 2, 4, 8, 16, 32, 64):
-        if 200 <= count * kv * splits <= 2100:
-            told(
-                f"attention, {splits} splits",
-                replayed(partial(attended, splits=splits), filled, device),
-                None,
-                held * entry,
-            )
-    for block, warps, stages in ((64, 4, 2), (64, 4, 4), (128, 4, 2), (128, 8, 3), (32, 4, 4), (64, 8, 3)):
-        fast = replayed(partial(attended, block=block, warps=warps, stages=stages), filled, device)
-        told(f"attention, {block} slots, {warps} warps, {stages} stages", fast, None, held * entry)
+    for block, warps, stages in ((64, 4, 2), (64, 4, 4), (64, 8, 4), (128, 8, 3)):
+        for splits in (1, 2, 4, 8, 16, 32, 64):
+            if 100 <= count * kv * splits <= 1100:
+                tried = slot_attention.Blocks(splits, block, warps, stages)
+                fast = replayed(partial(attended, blocks=tried), filled, device)
+                told(f"attention, {splits} x {block} slots, {warps} warps, {stages} stages", fast, None, held * entry)
     if count * heads * split.slots * 16 > 2**33:
         return
     fast = replayed(lambda one: attend(query, one.keys, one.values, at, 0.1, weighing=True), filled, device)
@@ -269,17 +291,26 @@ def _policy(shape: str, slots: int) -> tuple[Kvpop, Split]:
     return policy, policy.split(slots, geometry_of(configuration(shape)))
 
 
-def _product(
-    name: str, kind: Kind, count: int, device: torch.device
-) -> tuple[list[list[Tensor]], Tensor, dict[str, Any]]:
-    """Matrices, rows, and what else the product takes."""
+def _product(kind: Kind, count: int, device: torch.device) -> tuple[list[list[Tensor]], Tensor]:
+    """Matrices, and rows."""
     size, outputs, _ = kind
     x = torch.randn(count, size, device=device).bfloat16()
-    weights = _copies(
+    return _copies(
         lambda: [torch.randn(n, size, device=device).bfloat16() for n in outputs], sum(outputs) * size * 2, device
-    )
-    normed = name not in ("output", "down")
-    return weights, x, {"gain": torch.ones(size, device=device).bfloat16(), "eps": 1e-6} if normed else {}
+    ), x
+
+
+def _call(name: str, kind: Kind, x: Tensor, blocks: Blocks | None = None) -> Callable[[list[Tensor]], Tensor]:
+    """The product as a step makes it, of matrices."""
+    size, _, gated = kind
+    if len(x) > 1:
+        if name in _UPDATES:
+            return lambda weights: skinny.shares(x, weights[0], blocks)
+        return partial(skinny.product, x, gated=gated, blocks=blocks)
+    if name in _UPDATES:
+        return partial(skinny.product, x, blocks=blocks)
+    gain = torch.ones(size, device=x.device, dtype=x.dtype)
+    return partial(skinny.product, x, gain=gain, eps=1e-6, gated=gated, blocks=blocks)
 
 
 def _library(x: Tensor, gated: bool, weights: list[Tensor]) -> Tensor:

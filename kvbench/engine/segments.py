@@ -1,10 +1,8 @@
-"""The decode step of a Qwen3 or Llama type model between its attentions, in five or six launches a layer.
+"""The decode step of a Qwen3 or Llama type model between its attentions, in five launches a layer, or seven for several rows.
 
 Norm and q, k, v; heads' norms and rotation; output projection and residual; norm, gate, up and SwiGLU; down projection and
-residual. For one row all products are kernels of our own. For several the library's are faster where at most a residual is to
-be added; q, k and v are laid side by side in memory, so that one product makes all three. Weights are the model's own
-tensors, not copies. Plain form: the model's `forward`; results differ from it in the last bits of its number type.
-Imported only where Triton is.
+residual. For several rows residual and norm are launches of their own. Weights are the model's own tensors, not copies. Plain
+form: the model's `forward`; results differ from it in the last bits of its number type. Imported only where Triton is.
 """
 
 from __future__ import annotations
@@ -12,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from kvbench.core.policy import StaticState
 from kvbench.engine import fast
 from kvbench.engine.layer import Layer, Step
 from kvbench.kernels.rotary import rotated
-from kvbench.kernels.skinny import few, product
+from kvbench.kernels.settle import settled
+from kvbench.kernels.skinny import few, product, shares
 from kvbench.models.source import LoadedModel
 
 _CLASSES = ("Qwen3ForCausalLM", "LlamaForCausalLM")
@@ -32,9 +29,6 @@ class Segments:
     def __init__(self, loaded: LoadedModel) -> None:
         self._model: Any = loaded.model
         self._heads = (loaded.geometry.query_heads, loaded.geometry.kv_heads)
-        # For one row too, which does without: a graph that was captured would go on reading what was there before.
-        for block in self._model.model.layers:
-            side_by_side(_qkv(block.self_attn))
 
     @classmethod
     def of(cls, loaded: LoadedModel, rows: int) -> Self | None:
@@ -55,11 +49,13 @@ class Segments:
     def decode(self, layers: Sequence[Layer], ids: Tensor, step: Step) -> Tensor:
         """Feeds one token a row, ids [R]; logits [R, V]."""
         inner = self._model.model
-        x = inner.embed_tokens(ids)
-        cos, sin = (turn[:, 0].contiguous() for turn in inner.rotary_emb(x[:, None], step.positions[:, None]))
+        stream = _Stream(inner.embed_tokens(ids))
+        turns = inner.rotary_emb(stream.rows[:, None], step.positions[:, None])
+        cos, sin = (turn[:, 0].contiguous() for turn in turns)
         for block, layer in zip(inner.layers, layers, strict=True):
             attention = block.self_attn
-            qkv = _normed(x, block.input_layernorm, _qkv(attention))
+            parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+            qkv = stream.product(block.input_layernorm, [part.weight for part in parts])
             norms = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
             query, key, value, old = rotated(
                 qkv,
@@ -73,41 +69,35 @@ class Segments:
                 isinstance(layer.state, StaticState),
             )
             out = fast.decode(layer, query, key, value, attention.scaling, step.positions, old)
-            x = _added(x, out.view(len(x), -1), attention.o_proj.weight)
-            norm, pair = block.post_attention_layernorm, [block.mlp.gate_proj.weight, block.mlp.up_proj.weight]
-            gated = product(x, pair, gain=norm.weight, eps=norm.variance_epsilon, gated=True)
-            x = _added(x, gated, block.mlp.down_proj.weight)
-        return _normed(x, inner.norm, [self._model.lm_head])
+            stream.add(out.view(len(ids), -1), attention.o_proj.weight)
+            pair = [block.mlp.gate_proj.weight, block.mlp.up_proj.weight]
+            stream.add(stream.product(block.post_attention_layernorm, pair, gated=True), block.mlp.down_proj.weight)
+        return stream.product(inner.norm, [self._model.lm_head.weight])
 
 
-def _qkv(attention: Any) -> list[nn.Linear]:
-    return [attention.q_proj, attention.k_proj, attention.v_proj]
+class _Stream:
+    """The residual stream of a step; what several rows are to be added waits for the norm that comes next.
 
+    Attributes:
+        rows: [R, K].
+    """
 
-def _normed(x: Tensor, norm: Any, projections: Sequence[nn.Linear]) -> Tensor:
-    """The projections of the normed rows [R, K], side by side."""
-    if len(x) == 1:
-        weights = [projection.weight for projection in projections]
-        return product(x, weights, gain=norm.weight, eps=norm.variance_epsilon)
-    wide = side_by_side(projections)
-    return functional.linear(functional.rms_norm(x, (x.shape[-1],), norm.weight, norm.variance_epsilon), wide)
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+        self._update: Tensor | None = None
 
+    def product(self, norm: Any, weights: Sequence[Tensor], *, gated: bool = False) -> Tensor:
+        """Of the normed rows with each of the weights, side by side, or with a gate and what it is for."""
+        gain, eps = norm.weight, norm.variance_epsilon
+        if len(self.rows) == 1:
+            return product(self.rows, weights, gain=gain, eps=eps, gated=gated)
+        self.rows, normed = settled(self.rows, self._update, gain, eps)
+        self._update = None
+        return product(normed, weights, gated=gated)
 
-def _added(x: Tensor, given: Tensor, weight: Tensor) -> Tensor:
-    """The rows and their update; `x` is not used again."""
-    return product(given, [weight], residual=x) if len(x) == 1 else x.addmm_(given, weight.T)
-
-
-def side_by_side(projections: Sequence[nn.Linear]) -> Tensor:
-    """One matrix [sum of N_i, K] that the weights [N_i, K] are parts of; they are moved there the first time."""
-    weights = [projection.weight for projection in projections]
-    first, sizes = weights[0], [len(weight) for weight in weights]
-    ends = [first.data_ptr() + first.stride(0) * first.element_size() * sum(sizes[:i]) for i in range(len(sizes))]
-    shared = len({weight.untyped_storage().data_ptr() for weight in weights}) == 1
-    if not (shared and [weight.data_ptr() for weight in weights] == ends):
-        # A weight that was made in inference mode takes no other kind of data, and the other way round.
-        with torch.inference_mode(first.is_inference()), torch.no_grad():
-            wide = torch.cat([weight.data for weight in weights])
-            for weight, part in zip(weights, torch.split(wide, sizes), strict=True):
-                weight.data = part
-    return first.data.as_strided((sum(sizes), first.shape[1]), (first.stride(0), 1))
+    def add(self, given: Tensor, weight: Tensor) -> None:
+        """To the rows, the product of what is given with a weight."""
+        if len(self.rows) == 1:
+            self.rows = product(given, [weight], residual=self.rows)
+        else:
+            self._update = shares(given, weight)

@@ -4,19 +4,20 @@
     y = silu(x G^T) * (x U^T)  the same with a pair of matrices, as in a gated MLP
     y = r + x W^T              with a residual
 
-All of them for one row, the gated pair for several too: for the others the library's products are faster.
+Each program owns some rows of W and walks along them once. Sums are kept in fp32.
 
-Each program owns some rows of W and walks along them once. The norm costs no pass of its own: x times the gain goes into the
-product, the sum of squares is taken along the way, and the result is scaled at the end. Sums are kept in fp32. One row of x is
-multiplied element by element, several go through matrix instructions. Plain forms: `RMSNorm`, `linear` and the gated MLP of the
-model itself.
+One row of x is multiplied element by element. Its norm costs no pass of its own: x times the gain goes into the product, the
+sum of squares is taken along the way, and the result is scaled at the end. Several rows go through matrix instructions and are
+normed before. Where W has few rows, several programs share each of them; their sums are put together with residual and norm
+(`kvbench/kernels/settle.py`). Plain forms: `RMSNorm`, `linear` and the gated MLP of the model itself.
 
-Shapes: M rows of x, K inputs, N outputs.
+Shapes: M rows of x, K inputs, N outputs, S shares of a sum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
@@ -26,15 +27,41 @@ from torch import Tensor
 from kvbench.kernels import overlap
 from kvbench.kernels.overlap import after_the_last
 
-Blocks = tuple[int, int, int, int]
-"""Rows of W in a program, numbers along K at a time, warps and stages."""
+
+class Blocks(NamedTuple):
+    """How a product is divided among programs.
+
+    Attributes:
+        outputs: rows of W in a program.
+        inputs: numbers along K at a time.
+        warps: of a program.
+        stages: tiles under way, of several rows of x.
+        shares: programs that share a row of W, where the caller puts sums together.
+    """
+
+    outputs: int
+    inputs: int
+    warps: int
+    stages: int
+    shares: int = 1
+
 
 MEASURED: dict[tuple[int, int, int, bool], Blocks] = {
-    (1, 2560, 6144, False): (4, 256, 2, 1),
-    (1, 4096, 2560, False): (1, 2048, 4, 1),
-    (1, 2560, 9728, True): (4, 256, 4, 1),
-    (1, 9728, 2560, False): (2, 1024, 4, 1),
-    (1, 2560, 151936, False): (4, 256, 2, 1),
+    (1, 2560, 6144, False): Blocks(4, 256, 2, 1),
+    (1, 4096, 2560, False): Blocks(1, 2048, 4, 1),
+    (1, 2560, 9728, True): Blocks(4, 256, 4, 1),
+    (1, 9728, 2560, False): Blocks(2, 1024, 4, 1),
+    (1, 2560, 151936, False): Blocks(4, 256, 2, 1),
+    (16, 2560, 6144, False): Blocks(64, 128, 4, 6),
+    (16, 4096, 2560, False): Blocks(64, 64, 4, 6, 4),
+    (16, 2560, 9728, True): Blocks(64, 64, 4, 4),
+    (16, 9728, 2560, False): Blocks(32, 128, 4, 4, 4),
+    (16, 2560, 151936, False): Blocks(64, 128, 4, 4),
+    (64, 2560, 6144, False): Blocks(64, 128, 4, 4),
+    (64, 4096, 2560, False): Blocks(64, 128, 4, 4, 2),
+    (64, 2560, 9728, True): Blocks(64, 64, 4, 4),
+    (64, 9728, 2560, False): Blocks(64, 64, 4, 6, 4),
+    (64, 2560, 151936, False): Blocks(64, 64, 4, 5),
 }
 """Fastest blocks in bf16 by rows of x in a program, K, N and gate: `python -m benchmarks.decode --only tune` on an H200."""
 
@@ -113,34 +140,46 @@ def _one_row(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]  # triton has no types
 def _few_rows(  # type: ignore[no-untyped-def]
-    x, gain, gates, ups, out, outputs, rows, eps,
-    SIZE: tl.constexpr, NORM: tl.constexpr, PRECISION: tl.constexpr,
+    x, first, second, third, out, first_end, second_end, outputs, rows, share,
+    SIZE: tl.constexpr, GATED: tl.constexpr, SHARED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     after_the_last(OVERLAPS)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    start = tl.program_id(0) * BLOCK_N
+    n = start + tl.arange(0, BLOCK_N)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    weight = first
+    row = n
+    if not GATED:
+        # A block never lies across two matrices.
+        if start >= second_end:
+            weight = third
+            row = n - second_end
+        elif start >= first_end:
+            weight = second
+            row = n - first_end
     k = tl.arange(0, BLOCK_K)
-    at = n.to(tl.int64)[:, None] * SIZE + k[None, :]
-    inside = (n < outputs)[:, None]
-    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    up_acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    squares = tl.zeros([BLOCK_M], tl.float32)
-    for begin in range(0, SIZE, BLOCK_K):
-        here = (begin + k < SIZE)[None, :]
-        value = tl.load(x + m[:, None] * SIZE + begin + k[None, :], mask=here & (m < rows)[:, None], other=0.0)
-        gate = tl.load(gates + at + begin, mask=here & inside, other=0.0)
-        up = tl.load(ups + at + begin, mask=here & inside, other=0.0)
-        if NORM:
-            exact = value.to(tl.float32)
-            squares += tl.sum(exact * exact, 1)
-            scaled = exact * tl.load(gain + begin + k, mask=begin + k < SIZE, other=0.0).to(tl.float32)[None, :]
-            value = scaled.to(x.dtype.element_ty)
-        acc += tl.dot(value, tl.trans(gate), input_precision=PRECISION)
-        up_acc += tl.dot(value, tl.trans(up), input_precision=PRECISION)
-    place = m[:, None].to(tl.int64) * outputs + n[None, :]
-    mask = (m < rows)[:, None] & (n < outputs)[None, :]
-    _finished(acc, up_acc, squares[:, None], x, out, place, mask, SIZE, eps, NORM, GATED=True, ADD=False)
+    at = row.to(tl.int64)[:, None] * SIZE + k[None, :]
+    given = m[None, :] * SIZE + k[:, None]
+    inside, there = (n < outputs)[:, None], (m < rows)[None, :]
+    begin = tl.program_id(2) * share
+    end = tl.minimum(begin + share, SIZE)
+    acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    ups = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    for place in range(begin, end, BLOCK_K):
+        here = place + k < end
+        value = tl.load(x + given + place, mask=here[:, None] & there, other=0.0)
+        tile = tl.load(weight + at + place, mask=here[None, :] & inside, other=0.0)
+        acc = tl.dot(tile, value, acc, input_precision=PRECISION)
+        if GATED:
+            pair = tl.load(second + at + place, mask=here[None, :] & inside, other=0.0)
+            ups = tl.dot(pair, value, ups, input_precision=PRECISION)
+    mask = inside & there
+    to = m[None, :].to(tl.int64) * outputs + n[:, None]
+    if SHARED:
+        tl.store(out + tl.program_id(2).to(tl.int64) * rows * outputs + to, acc, mask=mask)
+    else:
+        _finished(acc, ups, 0.0, x, out, to, mask, SIZE, 0.0, NORM=False, GATED=GATED, ADD=False)
 
 
 def product(
@@ -153,44 +192,68 @@ def product(
     residual: Tensor | None = None,
     blocks: Blocks | None = None,
 ) -> Tensor:
-    """Products [M, N] of rows x [M, K], in its number type: any of one row, and gated ones of several.
+    """Products [M, N] of rows x [M, K], in its number type.
 
     Args:
         x: contiguous.
         weights: one to three contiguous matrices [N_i, K], whose results stand side by side, each but the last with a multiple
             of 32 rows, so that no block lies across two; or two of one shape if `gated`.
-        gain: of the RMSNorm that x goes through first [K]; none when left out.
+        gain: of the RMSNorm that a single x goes through first [K]; none when left out.
         eps: of that norm.
         gated: silu of the first product times the second.
-        residual: added to the result [M, N].
+        residual: added to the result of a single x [M, N].
         blocks: see `Blocks`; chosen by the sizes when left out.
     """
     rows, size = x.shape
     sizes = [len(weight) for weight in weights]
     outputs = sizes[0] if gated else sum(sizes)
-    assert gated or (rows == 1 and all(count % 32 == 0 for count in sizes[:-1]))
-    out = x.new_empty(rows, outputs)
+    assert gated or all(count % 32 == 0 for count in sizes[:-1])
     first, second, third = (*weights, weights[-1], weights[-1])[:3]
     # Ends of matrices that are not there lie beyond every row.
     ends = [sizes[0], sizes[0] + sizes[1]] if len(sizes) == 3 else [*sizes[:-1], outputs, outputs][:2]
+    blocks = blocks or best_blocks(rows, size, outputs, gated, x.element_size())
+    while not gated and any(count % blocks.outputs for count in sizes[:-1]):
+        blocks = blocks._replace(outputs=blocks.outputs // 2)
+    out = x.new_empty(rows, outputs)
+    if rows > 1:
+        assert (gain, residual) == (None, None)
+        return _of_few(x, (first, second, third), out, ends, blocks, gated=gated, shared=False)
     norm, add = gain is not None, residual is not None
     gain, residual = (x if tensor is None else tensor for tensor in (gain, residual))
-    block_n, block_k, warps, stages = blocks or best_blocks(rows, size, outputs, gated, x.element_size())
-    while not gated and any(count % block_n for count in sizes[:-1]):
-        block_n //= 2
-    if rows == 1:
-        _one_row[(triton.cdiv(outputs, block_n),)](
-            x, gain, first, second, third, residual, out, *ends, outputs, eps,
-            SIZE=size, NORM=norm, GATED=gated, ADD=add, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps,
-            **overlap.options(x),
-        )  # fmt: skip
-        return out
-    block_m = height(rows)
-    _few_rows[(triton.cdiv(outputs, block_n), triton.cdiv(rows, block_m))](
-        x, gain, first, second, out, outputs, rows, eps,
+    _one_row[(triton.cdiv(outputs, blocks.outputs),)](
+        x, gain, first, second, third, residual, out, *ends, outputs, eps,
+        SIZE=size, NORM=norm, GATED=gated, ADD=add, BLOCK_N=blocks.outputs, BLOCK_K=blocks.inputs, num_warps=blocks.warps,
+        **overlap.options(x),
+    )  # fmt: skip
+    return out
+
+
+def shares(x: Tensor, weight: Tensor, blocks: Blocks | None = None) -> Tensor:
+    """Shares [S, M, N] of the product of several rows x [M, K] and a matrix [N, K], in fp32: their sum is the product."""
+    blocks = blocks or best_blocks(len(x), x.shape[1], len(weight), False, x.element_size())
+    along = triton.cdiv(x.shape[1], blocks.shares * blocks.inputs) * blocks.inputs
+    out = x.new_empty(triton.cdiv(x.shape[1], along), len(x), len(weight), dtype=torch.float32)
+    return _of_few(x, (weight,) * 3, out, [len(weight)] * 2, blocks, gated=False, shared=True)
+
+
+def _of_few(
+    x: Tensor,
+    weights: tuple[Tensor, Tensor, Tensor],
+    out: Tensor,
+    ends: list[int],
+    blocks: Blocks,
+    *,
+    gated: bool,
+    shared: bool,
+) -> Tensor:
+    rows, size = x.shape
+    count = len(out) if shared else 1
+    block_m, outputs = height(rows), out.shape[-1]
+    _few_rows[(triton.cdiv(outputs, blocks.outputs), triton.cdiv(rows, block_m), count)](
+        x, *weights, out, *ends, outputs, rows, triton.cdiv(size, count * blocks.inputs) * blocks.inputs,
         # fp32 means fp32, as in the plain form.
-        SIZE=size, NORM=norm, PRECISION="ieee",
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages, **overlap.options(x),
+        SIZE=size, GATED=gated, SHARED=shared, PRECISION="ieee", BLOCK_M=block_m, BLOCK_N=blocks.outputs, BLOCK_K=blocks.inputs,
+        num_warps=blocks.warps, num_stages=blocks.stages, **overlap.options(x),
     )  # fmt: skip
     return out
 
@@ -209,9 +272,10 @@ def best_blocks(rows: int, size: int, outputs: int, gated: bool, width: int) -> 
         return known
     if rows == 1:
         along = max(64, min(1024 if outputs < 4096 else 512, triton.next_power_of_2(size)) * 2 // width)
-        return (16 if outputs >= 65536 else 4), along, 4, 1
-    # Long rows of few columns: what is in flight counts for more than how many programs there are.
-    return 128, max(16, min(64, triton.next_power_of_2(size)) * 2 // width), 4, 4
+        return Blocks(16 if outputs >= 65536 else 4, along, 4, 1)
+    along = max(16, min(64 if gated else 128, triton.next_power_of_2(size)) * 2 // width)
+    across = 128 if outputs >= 65536 else 64 if gated else 32
+    return Blocks(across, along, 4, 4, max(1, min(8, 6144 // outputs, size // 512)))
 
 
 def height(rows: int) -> int:

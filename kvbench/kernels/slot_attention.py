@@ -10,6 +10,9 @@ Shapes: R rows, Hq query heads, H KV heads, G = Hq / H, B slots, D head dimensio
 
 from __future__ import annotations
 
+from functools import cache
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -19,9 +22,26 @@ from kvbench.kernels import overlap
 from kvbench.kernels.overlap import after_the_last
 
 _LOG2E = 1.4426950408889634
-_BLOCK = 64
+_ENOUGH = 128
+"""Rows and KV heads, together, from which each fills about a multiprocessor of a large GPU by itself."""
 _PROGRAMS = 256
-"""Programs that are wanted at least: about two for each multiprocessor of a large GPU."""
+"""Programs that are wanted where there are fewer: about two for each multiprocessor."""
+
+
+class Blocks(NamedTuple):
+    """How slots are divided and read.
+
+    Attributes:
+        splits: shares of a row and KV head, a power of two.
+        slots: read at a time.
+        warps: of a program.
+        stages: blocks of slots under way.
+    """
+
+    splits: int
+    slots: int
+    warps: int
+    stages: int
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # triton has no types
@@ -118,11 +138,7 @@ def attend(
     scale: float,
     held: Tensor | None = None,
     weighing: bool = False,
-    *,
-    splits: int = 0,
-    block: int = _BLOCK,
-    warps: int = 4,
-    stages: int = 2,
+    blocks: Blocks | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention [R, Hq, 1, D], and its weights [R, Hq, 1, B] in fp32 if `weighing`, zero on empty slots.
 
@@ -133,14 +149,14 @@ def attend(
         scale: factor of the dot product.
         held: positions [R, H, B], negative where one of these slots is empty; None when none is.
         weighing: the weights are wanted.
-        splits, block, warps, stages: shares of a row and head, slots at a time and how they are computed; `splits` is chosen by
-            the sizes when 0.
+        blocks: chosen by the sizes when left out.
     """
     rows, query_heads, _, dim = query.shape
     heads, capacity = keys.shape[1:3]
     group = query_heads // heads
     padded = triton.next_power_of_2(dim)
-    splits = splits or _splits(rows * heads, capacity)
+    blocks = blocks or best_blocks(rows * heads, capacity, dim, query.element_size(), query.device)
+    splits = blocks.splits
     out = torch.empty(rows, query_heads, 1, dim, dtype=query.dtype, device=query.device)
     one = splits == 1 and not weighing
 
@@ -149,14 +165,12 @@ def attend(
 
     parts, top, total = (out, out, out) if one else (scratch(splits, dim), scratch(splits), scratch(splits))
     logits = scratch(1, capacity) if weighing else top
-    if query.element_size() > 2:
-        block = min(block, 32)
     _share[(rows * heads, splits)](
         query, keys, values, keys if held is None else held, at, parts, top, total, logits,
         query.stride(0), query.stride(1), heads, capacity, scale * _LOG2E,
-        GROUP=group, GROUP_PADDED=max(16, triton.next_power_of_2(group)), DIM=dim, DIM_PADDED=max(16, padded), BLOCK=block,
-        SPLITS=splits, HOLES=held is not None, LOGITS=weighing, PRECISION="ieee", num_warps=warps, num_stages=stages,
-        **overlap.options(query),
+        GROUP=group, GROUP_PADDED=max(16, triton.next_power_of_2(group)), DIM=dim, DIM_PADDED=max(16, padded),
+        BLOCK=blocks.slots, SPLITS=splits, HOLES=held is not None, LOGITS=weighing, PRECISION="ieee",
+        num_warps=blocks.warps, num_stages=blocks.stages, **overlap.options(query),
     )  # fmt: skip
     if one:
         return out, None
@@ -169,7 +183,28 @@ def attend(
     return out, logits if weighing else None
 
 
-def _splits(pairs: int, capacity: int) -> int:
-    """A power of two, so that there are enough programs and each has at least two blocks."""
-    wanted = triton.next_power_of_2(triton.cdiv(_PROGRAMS, pairs))
-    return max(1, min(64, int(wanted), int(triton.next_power_of_2(capacity)) // (2 * _BLOCK)))
+def best_blocks(pairs: int, capacity: int, dim: int, width: int, device: torch.device) -> Blocks:
+    """The fastest of those that were tried on an H200 with 4096 slots.
+
+    Args:
+        pairs: rows times KV heads.
+        capacity: slots of each.
+        dim: numbers of a key.
+        width: bytes of a number.
+        device: that computes it.
+    """
+    if width == 2 and dim <= 128 and pairs >= _ENOUGH and capacity >= 1024 and _roomy(device):
+        return Blocks(1, 128, 8, 3)
+    wanted = int(triton.next_power_of_2(triton.cdiv(_PROGRAMS, pairs)))
+    # Each has at least two blocks.
+    splits = max(1, min(64, wanted, int(triton.next_power_of_2(capacity)) // 128))
+    return Blocks(splits, 64 if width == 2 else 32, 4, 2)
+
+
+@cache
+def _roomy(device: torch.device) -> bool:
+    """Whether a program can hold three blocks of 128 slots, as on what is made for data centres."""
+    if device.type != "cuda":
+        return False
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"]) >= 160 * 1024

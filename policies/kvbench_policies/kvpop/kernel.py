@@ -53,8 +53,8 @@ class Blocks(NamedTuple):
 
 MEASURED: dict[tuple[int, int, int, int], Blocks] = {
     (1, 128, 128, 128): Blocks(1, 16, 128, 4, 0, 8, 64, 8),
-    (16, 128, 128, 128): Blocks(16, 32, 32, 4, 0, 16, 32, 4),
-    (64, 128, 128, 128): Blocks(64, 32, 64, 4, 32, 2, 128, 8),
+    (16, 128, 128, 128): Blocks(16, 32, 32, 4, 16, 1, 128, 8),
+    (64, 128, 128, 128): Blocks(64, 16, 32, 4, 32, 1, 128, 8),
 }
 """Fastest blocks by `height` of rows, dv, features and hidden: `python -m benchmarks.decode --only tune` on an H200."""
 
