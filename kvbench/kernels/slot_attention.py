@@ -203,8 +203,7 @@ def best_blocks(pairs: int, capacity: int, dim: int, width: int, device: torch.d
 
 @cache
 def _roomy(device: torch.device) -> bool:
-    """Whether a program can hold three blocks of 128 slots, as on what is made for data centres."""
+    """Whether a program can hold three blocks of 128 slots, as on what is made for data centres; of a tensor's device."""
     if device.type != "cuda":
         return False
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"]) >= 160 * 1024
+    return int(triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"]) >= 160 * 1024
