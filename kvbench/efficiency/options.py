@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import shlex
-import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvbench import recipes
 from kvbench.core.errors import KvbenchError
 from kvbench.harness.options import Checked, RunOptions, check
 from kvbench.plugins import Registry
+from kvbench.train.recipe import Recipe
 
 DEFAULT_BATCH = 1
 DEFAULT_STEPS = 30
@@ -75,7 +74,7 @@ class CheckedEfficiency:
     run: Checked
     batches: tuple[int | None, ...]
     memory: int | None
-    parameters: dict[str, Any]
+    parameters: Mapping[str, Any]
 
 
 def check_efficiency(options: EfficiencyOptions, registry: Registry) -> CheckedEfficiency:
@@ -103,19 +102,8 @@ def check_efficiency(options: EfficiencyOptions, registry: Registry) -> CheckedE
         run=check(options.run, registry),
         batches=(*(batches or default), *((None,) if options.largest else ())),
         memory=None if options.memory is None else int(options.memory * _GIB),
-        parameters={} if options.recipe is None else _policy_table(options.recipe),
+        parameters={} if options.recipe is None else Recipe.load(options.recipe).policy,
     )
-
-
-def _policy_table(name: str) -> dict[str, Any]:
-    path = recipes.find(name, "train")
-    try:
-        table: object = tomllib.loads(path.read_text(encoding="utf-8")).get("policy", {})
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise KvbenchError(f"The training recipe {path} cannot be read: {error}.") from error
-    if not isinstance(table, dict):
-        raise KvbenchError(f"The training recipe {path} has no table [policy].")
-    return table
 
 
 def command_line(arguments: Sequence[str], program: str = "kvbench") -> str:

@@ -158,6 +158,12 @@ def test_hyper_parameters_come_from_a_recipe_and_the_command_line(checked: Check
     assert rows[1].cell.policy_args == ""
 
 
+def test_a_recipe_has_the_hyper_parameters_of_the_one_that_it_extends(checked: Checked) -> None:
+    extends, extended = (checked(("kvpop",), recipe=name).parameters for name in ("qwen3-8b", "qwen3-4b"))
+    assert extends == extended
+    assert extends["window"] == 256
+
+
 @pytest.mark.parametrize(
     ("run_options", "options", "sentence"),
     [
