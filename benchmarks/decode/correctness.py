@@ -334,7 +334,7 @@ def steps(device: str, policy_name: str, shape: str, dtype: torch.dtype, rows: i
     loaded = random_model(shape, torch.device(device), dtype, layers=layers)
     setting = setting_of(policy_name, loaded, 60)
     with torch.inference_mode(), contact(loaded):
-        compare(with_kernels(setting, rows), rows)
+        compare(with_kernels(setting), rows)
 
 
 def setting_of(policy: Policy | str, loaded: LoadedModel, budget: int) -> Setting:

@@ -44,7 +44,7 @@ def measure(
                 for path in paths:
                     setting = setting_of(PAPER if name == "kvpop" and slots > 1000 else name, loaded, slots)
                     if path != "graph":
-                        setting = with_kernels(setting, count)
+                        setting = with_kernels(setting)
                     if path == "cache_kernels":
                         setting = replace(setting, segments=None)
                     try:

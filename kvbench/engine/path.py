@@ -63,7 +63,7 @@ def choose(setting: Setting, rows: int, wanted: str = "auto") -> Chosen:
     large = sum(parameter.nbytes for parameter in loaded.model.parameters()) >= WORTH_COMPILING
     if wanted == "graph" or not triton or not (large or wanted == "kernels"):
         return Chosen("cuda_graph", setting, captured=True)
-    fast = with_kernels(setting, rows)
+    fast = with_kernels(setting)
     name = "cuda_graph+cache_kernels" if fast.segments is None else "cuda_graph+kernels"
     try:
         _check(fast, rows)
@@ -88,11 +88,11 @@ def require(wanted: str, loaded: LoadedModel) -> None:
         raise KvbenchError("The decode path 'kernels' needs the package triton; PyTorch for CUDA brings it along.")
 
 
-def with_kernels(setting: Setting, rows: int) -> Setting:
+def with_kernels(setting: Setting) -> Setting:
     """The same setting with kernels, and with the model's products by kernels where its type is known."""
     from kvbench.engine.segments import Segments
 
-    return replace(setting, kernels=True, segments=Segments.of(setting.loaded, rows))
+    return replace(setting, kernels=True, segments=Segments.of(setting.loaded))
 
 
 def _check(setting: Setting, rows: int) -> None:

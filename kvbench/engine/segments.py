@@ -1,8 +1,9 @@
 """The decode step of a Qwen3 or Llama type model between its attentions, in five launches a layer, or seven for several rows.
 
 Norm and q, k, v; heads' norms and rotation; output projection and residual; norm, gate, up and SwiGLU; down projection and
-residual. For several rows residual and norm are launches of their own. Weights are the model's own tensors, not copies. Plain
-form: the model's `forward`; results differ from it in the last bits of its number type. Imported only where Triton is.
+residual. For several rows residual and norm are launches of their own, for many the products are the library's. Weights are the
+model's own tensors, not copies. Plain form: the model's `forward`; results differ from it in the last bits of its number type.
+Imported only where Triton is.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from kvbench.core.policy import StaticState
 from kvbench.engine import fast
@@ -31,8 +34,8 @@ class Segments:
         self._heads = (loaded.geometry.query_heads, loaded.geometry.kv_heads)
 
     @classmethod
-    def of(cls, loaded: LoadedModel, rows: int) -> Self | None:
-        """None for a model that is not of this type to the letter, and for more rows than the products are made for."""
+    def of(cls, loaded: LoadedModel) -> Self | None:
+        """None for a model that is not of this type to the letter."""
         model: Any = loaded.model
         if type(model).__name__ not in _CLASSES or not type(model).__module__.startswith("transformers.models."):
             return None
@@ -44,7 +47,7 @@ class Segments:
         kv = loaded.geometry.kv_heads * loaded.geometry.head_dim
         if not (plain and one_type and not hooked and config.hidden_act == "silu" and kv % 32 == 0):
             return None
-        return cls(loaded) if few(rows, loaded.dtype) else None
+        return cls(loaded)
 
     def decode(self, layers: Sequence[Layer], ids: Tensor, step: Step) -> Tensor:
         """Feeds one token a row, ids [R]; logits [R, V]."""
@@ -76,7 +79,7 @@ class Segments:
 
 
 class _Stream:
-    """The residual stream of a step; what several rows are to be added waits for the norm that comes next.
+    """The residual stream of a step; what few rows are to be added waits for the norm that comes next.
 
     Attributes:
         rows: [R, K].
@@ -84,6 +87,7 @@ class _Stream:
 
     def __init__(self, rows: Tensor) -> None:
         self.rows = rows
+        self._few = few(len(rows), rows.dtype)
         self._update: Tensor | None = None
 
     def product(self, norm: Any, weights: Sequence[Tensor], *, gated: bool = False) -> Tensor:
@@ -93,11 +97,25 @@ class _Stream:
             return product(self.rows, weights, gain=gain, eps=eps, gated=gated)
         self.rows, normed = settled(self.rows, self._update, gain, eps)
         self._update = None
-        return product(normed, weights, gated=gated)
+        return product(normed, weights, gated=gated) if self._few else _by_library(normed, weights, gated)
 
     def add(self, given: Tensor, weight: Tensor) -> None:
         """To the rows, the product of what is given with a weight."""
         if len(self.rows) == 1:
             self.rows = product(given, [weight], residual=self.rows)
-        else:
+        elif self._few:
             self._update = shares(given, weight)
+        else:
+            self.rows.addmm_(given, weight.T)
+
+
+def _by_library(x: Tensor, weights: Sequence[Tensor], gated: bool) -> Tensor:
+    """As `product`, of many rows."""
+    if gated:
+        gate, up = (functional.linear(x, weight) for weight in weights)
+        return functional.silu(gate, inplace=True).mul_(up)
+    sizes = [len(weight) for weight in weights]
+    out = x.new_empty(len(x), sum(sizes))
+    for part, weight in zip(torch.split(out, sizes, 1), weights, strict=True):
+        torch.mm(x, weight.T, out=part)
+    return out
