@@ -1,6 +1,5 @@
-# The commands behind these rows, on two NVIDIA H200. Trainings ran at commit b1817b4, the table at 0ab79b7, from copies without
-# history; KVBENCH_COMMIT, which names the commit there, was not set for the table, so that its rows have none. The hashes of
-# checkpoints and LM in the rows are those of the files that ship; a test compares them.
+# The commands behind these rows, on two NVIDIA H200. Trainings ran at commit b1817b4; the table's commit is in its rows. The hashes
+# of checkpoints and LM in the rows are those of the files that ship; a test compares them.
 for policy in kvpop kvpop_linear streaming_llm_plus kvpop_mlp dms; do   # the first three at once on one GPU, the others on the second
   kvbench train --policy $policy --model ref --recipe ref --out runs/$policy --workers 5
 done

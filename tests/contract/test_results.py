@@ -27,6 +27,8 @@ def test_the_reference_table_is_made_from_its_rows(form: Literal["md", "csv"]) -
     stored = load(sorted((RESULTS / "reference-v1").glob("shard-*")))
     assert len(stored.rows) == 396
     assert {row.n for row in stored.rows} == {200}
+    assert len({row.commit for row in stored.rows}) == 1
+    assert all(row.commit and row.environment for row in stored.rows)
     assert (RESULTS / "reference-v1" / f"table.{form}").read_text("utf-8") == render(stored, form)
 
 
