@@ -11,6 +11,8 @@ from typing import Literal
 
 import pytest
 
+from kvbench.efficiency.record import read_rows
+from kvbench.efficiency.tables import render as efficiency
 from kvbench.models.checkpoint import Checkpoint, find_checkpoint
 from kvbench.models.huggingface import hash_files
 from kvbench.report.load import load
@@ -74,6 +76,15 @@ def test_the_recall_quoted_is_that_of_the_checkpoint(policy: str) -> None:
     assert line in (RESULTS / "README.md").read_text("utf-8")
     logged = (RESULTS / "training" / "ref" / f"{policy}.jsonl").read_text("utf-8").splitlines()
     assert json.loads(logged[-1])["evaluation"]["recall"] == training["recall"]
+
+
+def test_the_efficiency_table_is_made_from_its_rows() -> None:
+    folder = RESULTS / "efficiency"
+    rows = [row for file in sorted(folder.glob("*/efficiency.jsonl")) for row in read_rows(file.parent)]
+    assert {row.commit for row in rows} == {"ea1d8be"}
+    # As `kvbench table` does: of a cell that was measured twice the last counts.
+    once = {row.key: row for row in rows}
+    assert (folder / "table.md").read_text("utf-8") == efficiency(list(once.values()), "md")
 
 
 def test_the_table_of_training_costs_is_made_from_its_rows() -> None:
