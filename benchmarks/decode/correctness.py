@@ -194,15 +194,17 @@ def attention(device: str, large: bool) -> None:
             at = torch.randint(2 * capacity, (rows,), device=device)
             at[0] = 0
             slot = torch.arange(capacity, device=device)
-            for holes in (False, True):
+            for holed in (False, True):
                 held = slot.to(torch.int32).expand(rows, heads, -1).clone()
                 # The newest token is always there.
                 gone = (torch.rand(held.shape, device=device) < 0.6) & (
                     slot != at.clamp(max=capacity - 1)[:, None, None]
                 )
-                if holes:
+                if holed:
                     held[gone] = -1
                 seen = (slot <= at[:, None, None]) & (held >= 0)
+                ends = torch.where(seen, slot + 1, 0).amax(-1).int()
+                holes = (torch.where(seen, held, -1), ends) if holed else None
                 # What lies in empty slots must not matter.
                 dirty = [torch.where(seen[..., None], tensor, 1e4) for tensor in (keys, values)]
                 wide = [t.double().repeat_interleave(group, 1) for t in dirty]
@@ -212,7 +214,7 @@ def attention(device: str, large: bool) -> None:
                 weights = logits.softmax(-1)
                 for weighing in (False, True):
                     with poisoned():
-                        given = (query, dirty[0], dirty[1], at, 0.2, held if holes else None, weighing, blocks)
+                        given = (query, dirty[0], dirty[1], at, 0.2, holes, weighing, blocks)
                         out, found = attend(*given)
                     near(out, weights @ wide[1], dtype)
                     assert (found is not None) == weighing
@@ -268,8 +270,8 @@ def entering(device: str, large: bool) -> None:
                     ring = layer.slots.positions.gather(-1, newest).long() % window
                     layer.slots.recent.scatter_(-1, ring, newest)
                 start = start + capacity
-            # The second row is behind by some tokens: it repeats its first.
-            lag = torch.arange(rows, device=device) * 5
+            # The second row is behind by some tokens: it repeats its first, which takes one slot only where none is emptied.
+            lag = torch.arange(rows, device=device) * (0 if frees else 5)
             for now in range(steps):
                 at = start + (now - lag).clamp(min=0)
                 query, key, value = (torch.randn(rows, heads, 1, dim, device=device) for _ in range(3))

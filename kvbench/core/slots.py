@@ -73,6 +73,8 @@ class Slots:
         wider = Slots.empty(
             rows, heads, slots, dim, self.sinks, self.window, dtype=self.keys.dtype, device=self.keys.device
         )
+        vacant = self.positions < 0
+        self.positions.masked_scatter_(vacant, wider.positions[:, :, :held][vacant])
         for name in ("keys", "values", "positions", "priority"):
             fresh = getattr(wider, name)
             fresh[:, :, :held] = getattr(self, name)

@@ -45,8 +45,8 @@ def _fill_layer(layer: Layer, length: int, heads: Sequence[int] | None) -> None:
     for head in range(slots.keys.shape[1]):
         held = _held(length, min(length, capacity) if heads is None else heads[head], slots.sinks, slots.window)
         held = held.to(device)
-        # As long as there is a slot for every token, each has its own.
-        place = held if length <= capacity else torch.arange(len(held), device=device)
+        # As long as there is a slot for every token, each has its own; those that are emptied are filled again.
+        place = held if length <= capacity and not layer.frees else torch.arange(len(held), device=device)
         priority = torch.rand(len(held), device=device)
         priority[(held < slots.sinks) | (held > length - 1 - slots.window)] = torch.inf
         slots.positions[:, head, place] = held.to(torch.int32)

@@ -29,9 +29,9 @@ def decode(
     ranked = None
     if isinstance(state, StaticState):
         ranked = state.step(Tokens(key, value, at[:, None]), old or leaving(slots, at))
-    enter(slots, key, value, at, ranked, layer.frees)
-    held = slots.positions if layer.frees else None
-    out, weights = attend(query, slots.keys, slots.values, at, scale, held, weighing=isinstance(state, ObservedState))
+    ends = enter(slots, key, value, at, ranked, layer.frees)
+    holes = None if ends is None else (slots.positions, ends)
+    out, weights = attend(query, slots.keys, slots.values, at, scale, holes, weighing=isinstance(state, ObservedState))
     if isinstance(state, ObservedState) and weights is not None:
         state.observe(weights, slots)
     return out

@@ -29,9 +29,6 @@ _QUERY_BLOCK = 256
 _MASK_ELEMENTS = 2**28
 """Elements of the mask of such a block, at most (one byte each)."""
 
-_EMPTY = -1
-"""Position of an emptied slot: any negative number."""
-
 
 @dataclass
 class Step:
@@ -55,7 +52,8 @@ class Layer:
         split: of the budget.
         slots: the cache.
         state: of the policy.
-        frees: the policy has no hard budget: slots of tokens with priority -inf are emptied, and each token has its own.
+        frees: the policy has no hard budget: slots of tokens with priority -inf are emptied, the first empty one is taken
+            next, and there is one for every token.
         kernels: `decode` runs compiled kernels (`fast.py`).
     """
 
@@ -86,13 +84,17 @@ class Layer:
         ring = (position % slots.window)[:, None, None].expand(-1, key.shape[1], 1)
         if isinstance(self.state, StaticState):
             self._leave(self.state, Tokens(key, value, position[:, None]), ring)
-        # Before any row is full, token p goes to slot p and slots beyond the longest row are empty everywhere.
-        if step.longest <= slots.capacity:
+        # Before any row is full, token p goes to slot p, where none is emptied, and slots beyond the longest row are empty.
+        if step.longest <= slots.capacity and not self.frees:
             place = position[:, None].expand(-1, key.shape[1])
         else:
             place = victims(slots.priority, slots.positions)
         self._write(place[..., None], key, value, position[:, None], ring)
         extent = min(slots.capacity, step.longest)
+        if self.frees and slots.positions.device.type == "cpu":
+            # What was emptied is filled first, so that most slots may never be used.
+            used = (slots.positions[:, :, :extent] >= 0).flatten(0, 1).any(0)
+            extent = int(used.nonzero()[-1]) + 1
         keys, values = slots.keys[:, :, :extent], slots.values[:, :, :extent]
         occupied = slots.positions[:, :, :extent] >= 0 if self.frees or step.shortest < extent else None
         if not isinstance(self.state, ObservedState):
@@ -202,7 +204,7 @@ class Layer:
         if self.frees:
             slots = self.slots
             gone, held = slots.priority.gather(-1, place) == -torch.inf, slots.positions.gather(-1, place)
-            slots.positions.scatter_(-1, place, torch.where(gone, _EMPTY, held))
+            slots.positions.scatter_(-1, place, torch.where(gone, place.int() - slots.capacity, held))
 
     def _write(self, place: Tensor, key: Tensor, value: Tensor, positions: Tensor, ring: Tensor) -> None:
         """Overwrites slots `place` [R, H, T] with the tokens at `positions` [R, T], protected for now."""
@@ -239,8 +241,8 @@ class Layer:
         """A prompt whose tokens go by their own priority alone."""
         gone = priority == -torch.inf
         out = self._attend_kept(query, tokens, Kept.all_but(gone, self.slots.sinks, self.slots.window), scale, counts)
-        positions = tokens.positions[:, None].expand(-1, priority.shape[1], -1).to(torch.int32)
-        self._fill(replace(tokens, positions=torch.where(gone, _EMPTY, positions)), priority)
+        positions = tokens.positions[:, None].to(torch.int32)
+        self._fill(replace(tokens, positions=torch.where(gone, positions - self.slots.capacity, positions)), priority)
         return out
 
     def _prefill_under_mask(

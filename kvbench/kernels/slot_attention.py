@@ -46,7 +46,7 @@ class Blocks(NamedTuple):
 
 @triton.jit  # type: ignore[untyped-decorator]  # triton has no types
 def _share(  # type: ignore[no-untyped-def]
-    query, keys, values, held, at, out, top, total, logits, query_row, query_head, heads, capacity, factor,
+    query, keys, values, held, ends, at, out, top, total, logits, query_row, query_head, heads, capacity, factor,
     GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, BLOCK: tl.constexpr,
     SPLITS: tl.constexpr, HOLES: tl.constexpr, LOGITS: tl.constexpr, PRECISION: tl.constexpr,
     OVERLAPS: tl.constexpr,
@@ -55,7 +55,10 @@ def _share(  # type: ignore[no-untyped-def]
     pair = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     row = pair // heads
-    length = tl.minimum(tl.load(at + row) + 1, capacity).to(tl.int32)
+    if HOLES:
+        length = tl.load(ends + pair)
+    else:
+        length = tl.minimum(tl.load(at + row) + 1, capacity).to(tl.int32)
     size = tl.cdiv(tl.cdiv(length, SPLITS), BLOCK) * BLOCK
     begin = split * size
     end = tl.minimum(begin + size, length)
@@ -107,9 +110,9 @@ def _share(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]  # triton has no types
 def _together(  # type: ignore[no-untyped-def]
-    parts, top, total, logits, at, out, weights, heads, capacity,
-    DIM: tl.constexpr, DIM_PADDED: tl.constexpr, SPLITS: tl.constexpr, LOGITS: tl.constexpr, BLOCK: tl.constexpr,
-    OVERLAPS: tl.constexpr,
+    parts, top, total, logits, ends, at, out, weights, heads, capacity,
+    GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, SPLITS: tl.constexpr, HOLES: tl.constexpr,
+    LOGITS: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     after_the_last(OVERLAPS)
     head = tl.program_id(0).to(tl.int64)
@@ -123,7 +126,10 @@ def _together(  # type: ignore[no-untyped-def]
     done = tl.sum(part * fading[:, None], 0) / weight
     tl.store(out + head * DIM + d, done.to(out.dtype.element_ty), mask=d < DIM)
     if LOGITS:
-        length = tl.minimum(tl.load(at + head // heads) + 1, capacity)
+        if HOLES:
+            length = tl.load(ends + head // GROUP)
+        else:
+            length = tl.minimum(tl.load(at + head // heads) + 1, capacity).to(tl.int32)
         for start in range(0, capacity, BLOCK):
             n = start + tl.arange(0, BLOCK)
             scores = tl.load(logits + head * capacity + n, mask=n < length, other=float("-inf"))
@@ -136,7 +142,7 @@ def attend(
     values: Tensor,
     at: Tensor,
     scale: float,
-    held: Tensor | None = None,
+    holes: tuple[Tensor, Tensor] | None = None,
     weighing: bool = False,
     blocks: Blocks | None = None,
 ) -> tuple[Tensor, Tensor | None]:
@@ -147,7 +153,8 @@ def attend(
         keys, values: contiguous [R, H, B, D]; a row's first min(B, at + 1) slots count.
         at: position of each row's token [R], int64.
         scale: factor of the dot product.
-        held: positions [R, H, B], negative where one of these slots is empty; None when none is.
+        holes: positions [R, H, B], negative where a slot is empty, and how many slots there are up to the last that is not
+            [R, H], int32, 1 or more: these count then, and not `at`. None when none of the slots is empty.
         weighing: the weights are wanted.
         blocks: chosen by the sizes when left out.
     """
@@ -166,19 +173,19 @@ def attend(
     parts, top, total = (out, out, out) if one else (scratch(splits, dim), scratch(splits), scratch(splits))
     logits = scratch(1, capacity) if weighing else top
     _share[(rows * heads, splits)](
-        query, keys, values, keys if held is None else held, at, parts, top, total, logits,
+        query, keys, values, *(holes or (keys, at)), at, parts, top, total, logits,
         query.stride(0), query.stride(1), heads, capacity, scale * _LOG2E,
         GROUP=group, GROUP_PADDED=max(16, triton.next_power_of_2(group)), DIM=dim, DIM_PADDED=max(16, padded),
-        BLOCK=blocks.slots, SPLITS=splits, HOLES=held is not None, LOGITS=weighing, PRECISION="ieee",
+        BLOCK=blocks.slots, SPLITS=splits, HOLES=holes is not None, LOGITS=weighing, PRECISION="ieee",
         num_warps=blocks.warps, num_stages=blocks.stages, **overlap.options(query),
     )  # fmt: skip
     if one:
         return out, None
     # Written in place of the logits, which each program reads before.
     _together[(rows * query_heads,)](
-        parts, top, total, logits, at, out, logits, query_heads, capacity,
-        DIM=dim, DIM_PADDED=padded, SPLITS=splits, LOGITS=weighing, BLOCK=1024, num_warps=4,
-        **overlap.options(query),
+        parts, top, total, logits, at if holes is None else holes[1], at, out, logits, query_heads, capacity,
+        GROUP=group, DIM=dim, DIM_PADDED=padded, SPLITS=splits, HOLES=holes is not None, LOGITS=weighing, BLOCK=1024,
+        num_warps=4, **overlap.options(query),
     )  # fmt: skip
     return out, logits if weighing else None
 

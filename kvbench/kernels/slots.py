@@ -54,7 +54,7 @@ def _leaving(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]  # triton has no types
 def _enter(  # type: ignore[no-untyped-def]
-    keys, values, positions, priority, recent, key, value, at, ranked,
+    keys, values, positions, priority, recent, key, value, at, ranked, ends,
     key_row, key_head, value_row, value_head, ranked_row, ranked_head,
     heads, capacity, window, sinks,
     RANKED: tl.constexpr, FREES: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, BLOCK: tl.constexpr,
@@ -77,17 +77,28 @@ def _enter(  # type: ignore[no-untyped-def]
         # Sinks stay protected; before the window is full nothing leaves it.
         rank = tl.where(position - window >= sinks, given, tl.load(priority + old))
 
-    # Token p of a row that is not full has slot p; a full row's victim is searched for.
+    # Of the slot of the token that leaves: as it is, or as that of an empty one.
+    age = tl.load(positions + old)
+    if FREES:
+        age = tl.where(rank == float("-inf"), old - capacity, age).to(tl.int32)
+
+    # Token p of a row that is not full has slot p, but for one that was emptied; a full row's victim is searched for.
+    full = position >= capacity
+    end = tl.where(full, capacity, position).to(tl.int32) if FREES else tl.where(full, capacity, 0)
     lowest = float("inf")
     oldest = LATEST
     found = 0
-    for start in range(0, tl.where(position < capacity, 0, capacity), BLOCK):
+    last = -1
+    for start in range(0, end, BLOCK):
         n = start + tl.arange(0, BLOCK)
-        live = n < capacity
+        live = n < end
         ranks = tl.load(priority + n, mask=live, other=float("inf"))
         ages = tl.load(positions + n, mask=live, other=LATEST)
         if RANKED:
             ranks = tl.where(n == old, rank, ranks)
+        if FREES:
+            ages = tl.where(n == old, age, ages)
+            last = tl.maximum(last, tl.max(tl.where(live & (ages >= 0), n, -1), 0))
         least = tl.min(ranks, 0)
         first = tl.min(tl.where(ranks == least, ages, LATEST), 0)
         place = tl.min(tl.where((ranks == least) & (ages == first), n, LATEST), 0)
@@ -95,7 +106,11 @@ def _enter(  # type: ignore[no-untyped-def]
         found = tl.where(better, place, found)
         oldest = tl.where(better, first, oldest)
         lowest = tl.where(better, least, lowest)
-    slot = tl.where(position < capacity, position, found)
+    if FREES:
+        slot = tl.where(full | (lowest == float("-inf")), found, position)
+        tl.store(ends + pair, tl.maximum(last, slot.to(tl.int32)) + 1)
+    else:
+        slot = tl.where(full, found, position)
 
     d = tl.arange(0, DIM_PADDED)
     new_key = tl.load(key + row * key_row + head * key_head + d, mask=d < DIM)
@@ -107,7 +122,7 @@ def _enter(  # type: ignore[no-untyped-def]
     if RANKED:
         tl.store(priority + old, tl.where(old == slot, float("inf"), rank))
         if FREES:
-            tl.store(positions + old, -1, mask=(rank == float("-inf")) & (old != slot))
+            tl.store(positions + old, age, mask=old != slot)
     tl.store(priority + slot, float("inf"))
     tl.store(positions + slot, position.to(tl.int32))
     tl.store(recent, slot)
@@ -131,25 +146,29 @@ def room_for_leaving(slots: Slots) -> Tokens:
     return Tokens(keys, values, torch.empty(rows, 1, dtype=torch.int64, device=keys.device))
 
 
-def enter(slots: Slots, key: Tensor, value: Tensor, at: Tensor, ranked: Tensor | None, frees: bool) -> None:
+def enter(slots: Slots, key: Tensor, value: Tensor, at: Tensor, ranked: Tensor | None, frees: bool) -> Tensor | None:
     """Overwrites one slot a row and KV head with the tokens at positions `at`, in place.
 
-    A row that has seen fewer tokens than there are slots has them in order, and its token takes the next.
+    A row that has seen fewer tokens than there are slots has them in order, and its token takes the next; where slots are
+    emptied, the first empty one. Then the result says how many slots there are up to the last that is held [R, H], int32.
 
     Args:
         slots: of one layer.
         key, value: [R, H, 1, D], any strides but along D.
         at: [R], int64.
         ranked: priorities [R, H] of the tokens that leave the window; None for policies that give none.
-        frees: tokens with priority -inf are emptied when they leave.
+        frees: slots of tokens with priority -inf are emptied when they leave.
     """
     rows, heads, capacity, dim = slots.keys.shape
     given = slots.priority if ranked is None else ranked
     block = min(_SLOTS, triton.next_power_of_2(capacity))
+    ends = torch.empty(rows, heads, dtype=torch.int32, device=key.device) if frees else None
     _enter[(rows * heads,)](
         slots.keys, slots.values, slots.positions, slots.priority, slots.recent, key, value, at, given,
+        at if ends is None else ends,
         key.stride(0), key.stride(1), value.stride(0), value.stride(1), given.stride(0), given.stride(1),
         heads, capacity, slots.window, slots.sinks,
         RANKED=ranked is not None, FREES=frees, DIM=dim, DIM_PADDED=triton.next_power_of_2(dim), BLOCK=block,
         num_warps=max(1, min(16, block // 256)), **overlap.options(at),
     )  # fmt: skip
+    return ends

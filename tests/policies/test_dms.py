@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections import defaultdict
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from kvbench.core.naive import streamed_sets
 from kvbench.core.policy import Geometry, Split, StateRequest, Tokens, kept_share
 from kvbench.core.ranking import Kept
 from kvbench.engine.generate import Engine
+from kvbench.engine.layer import Layer
 from kvbench.engine.requests import Request
 from kvbench.engine.score import Passage
 from kvbench.kernels.attention import biases
@@ -111,8 +113,9 @@ def test_state_without_gate_is_refused() -> None:
 
 
 @pytest.mark.parametrize("prompt", [1, 30])
-def test_the_engine_keeps_what_the_gates_leave(prompt: int) -> None:
+def test_the_engine_keeps_what_the_gates_leave(prompt: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets in every layer, head and step against the loop, on the keys and values that the engine wrote."""
+    written = _recorded(monkeypatch)
     loaded, policy = load(), Dms(sinks=2, window=5)
     scorers = random_scorers(policy, loaded.geometry)
     assert scorers is not None
@@ -120,15 +123,37 @@ def test_the_engine_keeps_what_the_gates_leave(prompt: int) -> None:
     trace = feed(loaded, policy, 30, ids, prompt, scorers)
     offset = policy.offset(kept_share(policy.split(30, loaded.geometry), 60))
     dropped = 0
-    for layer, slots in enumerate(one.slots for one in trace.layers):
+    for layer, one in enumerate(trace.layers):
+        keys, values = (torch.cat(parts, 2) for parts in zip(*written[one], strict=True))
         with torch.no_grad():
-            scores = scorers[layer](slots.keys, slots.values)
+            scores = scorers[layer](keys, values)
+        # What was emptied was filled again: no more slots were used than tokens were held at once.
+        most = max(len(sets[layer][0][head]) for sets in trace.kept for head in range(scores.shape[1]))
+        assert prompt > 1 or bool((one.slots.keys[:, :, most:] == 0).all())
         for head in range(scores.shape[1]):
             wanted = naive.streamed_sets(scores[0, head].tolist(), offset, 2, 5)
             for place, sets in enumerate(trace.kept, start=prompt - 1):
                 assert sets[layer][0][head] == wanted[place]
             dropped += 60 - len(wanted[-1])
     assert 0 < dropped < 60 * 4
+
+
+def _recorded(monkeypatch: pytest.MonkeyPatch) -> dict[Layer, list[tuple[Tensor, Tensor]]]:
+    """Keys and values [R, H, T, D] as layers write them, in order."""
+    written: dict[Layer, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+    fill, write = Layer._fill, Layer._write
+
+    def filled(self: Layer, tokens: Tokens, priority: Tensor) -> None:
+        written[self].append((tokens.keys, tokens.values))
+        fill(self, tokens, priority)
+
+    def wrote(self: Layer, place: Tensor, key: Tensor, value: Tensor, positions: Tensor, ring: Tensor) -> None:
+        written[self].append((key, value))
+        write(self, place, key, value, positions, ring)
+
+    monkeypatch.setattr(Layer, "_fill", filled)
+    monkeypatch.setattr(Layer, "_write", wrote)
+    return written
 
 
 def test_audit_counts_what_is_left() -> None:

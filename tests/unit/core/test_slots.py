@@ -24,6 +24,18 @@ def test_an_empty_cache_fills_in_order() -> None:
     assert victims(slots.priority, slots.positions).eq(0).all()
 
 
+def test_a_larger_cache_fills_its_first_empty_slot_first() -> None:
+    slots = _empty()
+    for place in (0, 1, 3, 4):
+        slots.priority[:, :, place] = 0.0
+        slots.positions[:, :, place] = place
+    slots.grow(12)
+    for place in (2, 5, 6):
+        assert victims(slots.priority, slots.positions).eq(place).all()
+        slots.priority[:, :, place] = 0.0
+        slots.positions[:, :, place] = 7 + place
+
+
 @given(PRIORITIES, st.randoms(use_true_random=False))
 def test_the_victim_is_the_lowest_and_then_the_oldest(priority: list[float], order: object) -> None:
     size = len(priority)
