@@ -16,9 +16,9 @@ policies) # every kind of policy at batch 1 and 16
 whole)    # a generation in full against the sum of its steps
     measure --shape qwen3-4b --policy kvpop --budget 4096 --gen-len 1024 --batch 64 --points 4 --whole --recipe qwen3-4b \
         --no-dense --no-stock --no-scoring --prompt-len 16 --out "$out/qwen3-4b-whole" ;;
-lengths)  # memory and latency from 16k to 131k generated tokens: lengths SHAPE, with SHAPE qwen3-4b or qwen3-8b
-    measure --shape "$2" --policy dms --policy kvpop --cr 0.75 --reference-length 16384 --gen-len 16384 --gen-len 32768 \
-        --gen-len 65536 --gen-len 131072 --batch 1 --recipe "$2" --no-scoring --out "$out/$2-lengths"
+lengths)  # memory and latency up to 131k generated tokens, where full begins to cost more: lengths SHAPE (qwen3-4b or qwen3-8b)
+    measure --shape "$2" --policy dms --policy kvpop --cr 0.75 --reference-length 16384 --gen-len 6144 --gen-len 8192 \
+        --gen-len 12288 --gen-len 16384 --gen-len 32768 --gen-len 65536 --gen-len 131072 --batch 1 --recipe "$2" --no-scoring --out "$out/$2-lengths"
     kvbench plot-efficiency "$out/$2-lengths" --out "$out/$2-lengths.svg" ;;
 largest)  # throughput at the largest batch against dense at its own, at full length and over whole generations
     measure --shape qwen3-4b --policy kvpop --cr 7/8 --gen-len 32768 --largest --points 8 --recipe qwen3-4b --no-stock \
