@@ -240,6 +240,7 @@ def entering(device: str, large: bool) -> None:
         cases = cases[::2]
     if large:
         cases += [(4, 8, 5000, 4, 256, False), (2, 2, 33000, 4, 16, False)]
+    cases += [(2, 2, 5000, 4, 16, True)]
     for state in (Steered, State):
         for rows, heads, capacity, sinks, window, frees in cases:
             dim, steps = 8, 60 if large and capacity < 100 else 18
@@ -269,9 +270,14 @@ def entering(device: str, large: bool) -> None:
                     newest = layer.slots.positions.argsort(-1)[..., -window:]
                     ring = layer.slots.positions.gather(-1, newest).long() % window
                     layer.slots.recent.scatter_(-1, ring, newest)
+                    if frees:
+                        gone = (torch.rand(shuffled.shape, device=device) < 0.6) & (layer.slots.priority < torch.inf)
+                        layer.slots.priority.masked_fill_(gone, -torch.inf)
+                        vacant = torch.arange(-capacity, 0, dtype=torch.int32, device=device)
+                        layer.slots.positions.copy_(torch.where(gone, vacant, layer.slots.positions))
                 start = start + capacity
-            # The second row is behind by some tokens: it repeats its first, which takes one slot only where none is emptied.
-            lag = torch.arange(rows, device=device) * (0 if frees else 5)
+            # The second row is behind by some tokens: it repeats its first.
+            lag = torch.arange(rows, device=device) * 5
             for now in range(steps):
                 at = start + (now - lag).clamp(min=0)
                 query, key, value = (torch.randn(rows, heads, 1, dim, device=device) for _ in range(3))
@@ -395,6 +401,11 @@ def checks(device: str) -> dict[str, Callable[[], None]]:
     for name in ("kvpop", "streaming_llm", "tova", "h2o", "dms", "full"):
         found[f"steps of {name}"] = lambda name=name: steps(device, name, "small", torch.float32, 3)  # type: ignore[misc]
         found[f"generation, {name}"] = lambda name=name: generation(device, name)  # type: ignore[misc]
+    # More than our products are made for.
+    for dtype, rows in ((torch.float32, 17), (torch.bfloat16, 65)):
+        found[f"steps of kvpop, {rows} rows"] = lambda dtype=dtype, rows=rows: steps(  # type: ignore[misc]
+            device, "kvpop", "small", dtype, rows
+        )
     # The steps part compares before it measures, at the sizes of the recipe.
     for rows in (1, 16):
         found[f"steps of kvpop, qwen3-4b, {rows} rows"] = lambda rows=rows: steps(  # type: ignore[misc]

@@ -303,6 +303,8 @@ def _product(kind: Kind, count: int, device: torch.device) -> tuple[list[list[Te
 def _call(name: str, kind: Kind, x: Tensor, blocks: Blocks | None = None) -> Callable[[list[Tensor]], Tensor]:
     """The product as a step makes it, of matrices."""
     size, _, gated = kind
+    if not skinny.few(len(x), x.dtype):
+        return partial(_library, x, gated)
     if len(x) > 1:
         if name in _UPDATES:
             return lambda weights: skinny.shares(x, weights[0], blocks)

@@ -73,8 +73,7 @@ class Slots:
         wider = Slots.empty(
             rows, heads, slots, dim, self.sinks, self.window, dtype=self.keys.dtype, device=self.keys.device
         )
-        vacant = self.positions < 0
-        self.positions.masked_scatter_(vacant, wider.positions[:, :, :held][vacant])
+        self.positions = torch.where(self.positions < 0, self.positions - (slots - held), self.positions)
         for name in ("keys", "values", "positions", "priority"):
             fresh = getattr(wider, name)
             fresh[:, :, :held] = getattr(self, name)

@@ -52,8 +52,8 @@ class Layer:
         split: of the budget.
         slots: the cache.
         state: of the policy.
-        frees: the policy has no hard budget: slots of tokens with priority -inf are emptied, the first empty one is taken
-            next, and there is one for every token.
+        frees: the policy has no hard budget: slots of tokens with priority -inf are emptied, and the first empty one is taken
+            next.
         kernels: `decode` runs compiled kernels (`fast.py`).
     """
 
@@ -82,6 +82,11 @@ class Layer:
         slots = self.slots
         position = step.positions
         ring = (position % slots.window)[:, None, None].expand(-1, key.shape[1], 1)
+        own = again = None
+        if self.frees:
+            # A row that has ended feeds its last token again, which has its slot.
+            own = slots.recent.gather(-1, ring)
+            again = slots.positions.gather(-1, own) == position[:, None, None]
         if isinstance(self.state, StaticState):
             self._leave(self.state, Tokens(key, value, position[:, None]), ring)
         # Before any row is full, token p goes to slot p, where none is emptied, and slots beyond the longest row are empty.
@@ -89,6 +94,8 @@ class Layer:
             place = position[:, None].expand(-1, key.shape[1])
         else:
             place = victims(slots.priority, slots.positions)
+        if own is not None and again is not None:
+            place = torch.where(again, own, place[..., None])[..., 0]
         self._write(place[..., None], key, value, position[:, None], ring)
         extent = min(slots.capacity, step.longest)
         if self.frees and slots.positions.device.type == "cpu":

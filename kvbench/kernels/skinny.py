@@ -26,6 +26,7 @@ from torch import Tensor
 
 from kvbench.kernels import overlap
 from kvbench.kernels.overlap import after_the_last
+from kvbench.kernels.room import room
 
 
 class Blocks(NamedTuple):
@@ -211,7 +212,7 @@ def product(
     first, second, third = (*weights, weights[-1], weights[-1])[:3]
     # Ends of matrices that are not there lie beyond every row.
     ends = [sizes[0], sizes[0] + sizes[1]] if len(sizes) == 3 else [*sizes[:-1], outputs, outputs][:2]
-    blocks = blocks or best_blocks(rows, size, outputs, gated, x.element_size())
+    blocks = blocks or best_blocks(rows, size, outputs, gated, x.element_size(), room(x.device))
     while not gated and any(count % blocks.outputs for count in sizes[:-1]):
         blocks = blocks._replace(outputs=blocks.outputs // 2)
     out = x.new_empty(rows, outputs)
@@ -230,7 +231,7 @@ def product(
 
 def shares(x: Tensor, weight: Tensor, blocks: Blocks | None = None) -> Tensor:
     """Shares [S, M, N] of the product of several rows x [M, K] and a matrix [N, K], in fp32: their sum is the product."""
-    blocks = blocks or best_blocks(len(x), x.shape[1], len(weight), False, x.element_size())
+    blocks = blocks or best_blocks(len(x), x.shape[1], len(weight), False, x.element_size(), room(x.device))
     along = triton.cdiv(x.shape[1], blocks.shares * blocks.inputs) * blocks.inputs
     out = x.new_empty(triton.cdiv(x.shape[1], along), len(x), len(weight), dtype=torch.float32)
     return _of_few(x, (weight,) * 3, out, [len(weight)] * 2, blocks, gated=False, shared=True)
@@ -258,7 +259,7 @@ def _of_few(
     return out
 
 
-def best_blocks(rows: int, size: int, outputs: int, gated: bool, width: int) -> Blocks:
+def best_blocks(rows: int, size: int, outputs: int, gated: bool, width: int, room: int) -> Blocks:
     """The fastest known, or a guess: several programs for each multiprocessor, with some 4 to 10 KB of each in flight.
 
     Args:
@@ -267,15 +268,17 @@ def best_blocks(rows: int, size: int, outputs: int, gated: bool, width: int) -> 
         outputs: N.
         gated: two matrices are read side by side.
         width: bytes of a number.
+        room: bytes that a program may hold of several rows' tiles.
     """
-    if (known := MEASURED.get((height(rows), size, outputs, gated))) is not None and width == 2:
-        return known
+    known = MEASURED.get((height(rows), size, outputs, gated)) if width == 2 else None
     if rows == 1:
         along = max(64, min(1024 if outputs < 4096 else 512, triton.next_power_of_2(size)) * 2 // width)
-        return Blocks(16 if outputs >= 65536 else 4, along, 4, 1)
+        return known or Blocks(16 if outputs >= 65536 else 4, along, 4, 1)
     along = max(16, min(64 if gated else 128, triton.next_power_of_2(size)) * 2 // width)
     across = 128 if outputs >= 65536 else 64 if gated else 32
-    return Blocks(across, along, 4, 4, max(1, min(8, 6144 // outputs, size // 512)))
+    blocks = known or Blocks(across, along, 4, 4, max(1, min(8, 6144 // outputs, size // 512)))
+    tile = blocks.inputs * (blocks.outputs * (2 if gated else 1) + height(rows)) * width
+    return blocks._replace(stages=max(1, min(blocks.stages, room // tile)))
 
 
 def height(rows: int) -> int:

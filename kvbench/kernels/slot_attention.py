@@ -10,7 +10,6 @@ Shapes: R rows, Hq query heads, H KV heads, G = Hq / H, B slots, D head dimensio
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from kvbench.kernels import overlap
 from kvbench.kernels.overlap import after_the_last
+from kvbench.kernels.room import room
 
 _LOG2E = 1.4426950408889634
 _ENOUGH = 128
@@ -78,11 +78,11 @@ def _share(  # type: ignore[no-untyped-def]
     for start in range(begin, end, BLOCK):
         n = start + tl.arange(0, BLOCK)
         live = n < end
-        if HOLES:
-            # Keys and values of empty slots are not read.
-            live = live & (tl.load(held + n, mask=live, other=-1) >= 0)
         entry = n[:, None] * DIM + d[None, :]
+        # Empty slots among them too: loads that wait for what another says cannot be under way early.
         inside = live[:, None] & (d < DIM)[None, :]
+        if HOLES:
+            live = live & (tl.load(held + n, mask=live, other=-1) >= 0)
         k = tl.load(keys + entry, mask=inside, other=0.0)
         v = tl.load(values + entry, mask=inside, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * factor
@@ -200,17 +200,9 @@ def best_blocks(pairs: int, capacity: int, dim: int, width: int, device: torch.d
         width: bytes of a number.
         device: that computes it.
     """
-    if width == 2 and dim <= 128 and pairs >= _ENOUGH and capacity >= 1024 and _roomy(device):
+    if width == 2 and dim <= 128 and pairs >= _ENOUGH and capacity >= 1024 and room(device) >= 160 * 1024:
         return Blocks(1, 128, 8, 3)
     wanted = int(triton.next_power_of_2(triton.cdiv(_PROGRAMS, pairs)))
     # Each has at least two blocks.
     splits = max(1, min(64, wanted, int(triton.next_power_of_2(capacity)) // 128))
     return Blocks(splits, 64 if width == 2 else 32, 4, 2)
-
-
-@cache
-def _roomy(device: torch.device) -> bool:
-    """Whether a program can hold three blocks of 128 slots, as on what is made for data centres; of a tensor's device."""
-    if device.type != "cuda":
-        return False
-    return int(triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"]) >= 160 * 1024

@@ -77,12 +77,14 @@ def _enter(  # type: ignore[no-untyped-def]
         # Sinks stay protected; before the window is full nothing leaves it.
         rank = tl.where(position - window >= sinks, given, tl.load(priority + old))
 
-    # Of the slot of the token that leaves: as it is, or as that of an empty one.
-    age = tl.load(positions + old)
     if FREES:
+        # A row that has ended feeds its last token again.
+        age = tl.load(positions + old)
+        again = age == position
+        # Of the slot of the token that leaves: as it is, or as that of an empty one.
         age = tl.where(rank == float("-inf"), old - capacity, age).to(tl.int32)
 
-    # Token p of a row that is not full has slot p, but for one that was emptied; a full row's victim is searched for.
+    # Token p of a row that is not full takes the first slot that was emptied, else slot p; a full row's victim is searched for.
     full = position >= capacity
     end = tl.where(full, capacity, position).to(tl.int32) if FREES else tl.where(full, capacity, 0)
     lowest = float("inf")
@@ -107,7 +109,7 @@ def _enter(  # type: ignore[no-untyped-def]
         oldest = tl.where(better, first, oldest)
         lowest = tl.where(better, least, lowest)
     if FREES:
-        slot = tl.where(full | (lowest == float("-inf")), found, position)
+        slot = tl.where(again, old, tl.where(full | (oldest < 0), found, position))
         tl.store(ends + pair, tl.maximum(last, slot.to(tl.int32)) + 1)
     else:
         slot = tl.where(full, found, position)
