@@ -67,7 +67,7 @@ class CheckedEfficiency:
         run: the part shared with `kvbench run`.
         batches: with None, at the end, for the largest.
         memory: bytes.
-        parameters: hyper-parameters from the recipe.
+        parameters: hyper-parameters from the recipe, or its defaults, as in training.
     """
 
     options: EfficiencyOptions

@@ -5,7 +5,7 @@
 | `plain` | operation by operation: CPUs, and steps that somebody observes |
 | `cuda_graph` | the same operations, captured |
 | `cuda_graph+cache_kernels` | captured; slots, attention and the policy's own kernels; the model by transformers |
-| `cuda_graph+kernels` | captured; the model's products too |
+| `cuda_graph+kernels` | captured; the model's products too, or, of more than 64 rows, what lies between them |
 | `cuda_graph (kernels failed)` | captured plainly, since the kernels did not pass the comparison with the plain form here |
 """
 

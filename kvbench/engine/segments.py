@@ -1,4 +1,4 @@
-"""The decode step of a Qwen3 or Llama type model between its attentions, in five launches a layer, or seven for several rows.
+"""The decode step of a Qwen3 or Llama type model between its attentions: five launches a layer, seven for several rows.
 
 Norm and q, k, v; heads' norms and rotation; output projection and residual; norm, gate, up and SwiGLU; down projection and
 residual. For several rows residual and norm are launches of their own, for many the products are the library's. Weights are the

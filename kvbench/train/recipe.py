@@ -209,6 +209,8 @@ def _settings(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         settings = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise KvbenchError(f"The training recipe {path} is not TOML: {error}.") from error
+    except OSError as error:
+        raise KvbenchError(f"The training recipe {path} cannot be read: {error}.") from error
     base = settings.pop("extends", None)
     if base is None:
         return settings

@@ -14,8 +14,9 @@ from kvbench.core.naive import streamed_sets
 from kvbench.core.policy import Geometry, Split, StateRequest, Tokens, kept_share
 from kvbench.core.ranking import Kept
 from kvbench.engine.generate import Engine
-from kvbench.engine.layer import Layer
+from kvbench.engine.layer import Layer, Step
 from kvbench.engine.requests import Request
+from kvbench.engine.run import Setting, contact, decode, prefill
 from kvbench.engine.score import Passage
 from kvbench.kernels.attention import biases
 from kvbench.train import relaxed
@@ -127,15 +128,32 @@ def test_the_engine_keeps_what_the_gates_leave(prompt: int, monkeypatch: pytest.
         keys, values = (torch.cat(parts, 2) for parts in zip(*written[one], strict=True))
         with torch.no_grad():
             scores = scorers[layer](keys, values)
-        # What was emptied was filled again: no more slots were used than tokens were held at once.
+        # What was emptied was filled again: no more slots were used than tokens were held at once, a prompt's all among them.
         most = max(len(sets[layer][0][head]) for sets in trace.kept for head in range(scores.shape[1]))
-        assert prompt > 1 or bool((one.slots.keys[:, :, most:] == 0).all())
+        used = int((one.slots.keys != 0).any(-1).any(1).nonzero()[:, 1].max()) + 1
+        assert used <= max(most, prompt) < 60
         for head in range(scores.shape[1]):
             wanted = naive.streamed_sets(scores[0, head].tolist(), offset, 2, 5)
             for place, sets in enumerate(trace.kept, start=prompt - 1):
                 assert sets[layer][0][head] == wanted[place]
             dropped += 60 - len(wanted[-1])
     assert 0 < dropped < 60 * 4
+
+
+def test_a_row_that_has_ended_takes_no_further_slots() -> None:
+    """It feeds its last token again for as long as others go on."""
+    loaded, policy = load(), Dms(sinks=2, window=5)
+    scorers = random_scorers(policy, loaded.geometry)
+    ids = text(2, 40)
+    setting = Setting(loaded, policy, policy.split(30, loaded.geometry), scorers, 40, 40)
+    layers = setting.layers(2, torch.arange(2))
+    with torch.inference_mode(), contact(loaded):
+        prefill(setting, layers, ids[:, :10])
+        before = [layer.slots.positions[1].clone() for layer in layers]
+        for place in range(10, 40):
+            now = torch.stack([ids[0, place], ids[1, 9]])
+            decode(loaded, layers, now, Step(torch.tensor([place, 9]), 10, place + 1))
+    assert all(torch.equal(layer.slots.positions[1], held) for layer, held in zip(layers, before, strict=True))
 
 
 def _recorded(monkeypatch: pytest.MonkeyPatch) -> dict[Layer, list[tuple[Tensor, Tensor]]]:
