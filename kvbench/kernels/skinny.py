@@ -74,6 +74,21 @@ def _rounded(y, like):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # triton has no types
+def _place(start, n, first, second, third, first_end, second_end, GATED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The matrix that a block of outputs n from `start` on belongs to, and its rows there; no block lies across two."""
+    weight = first
+    row = n
+    if not GATED:
+        if start >= second_end:
+            weight = third
+            row = n - second_end
+        elif start >= first_end:
+            weight = second
+            row = n - first_end
+    return weight, row
+
+
+@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
 def _finished(  # type: ignore[no-untyped-def]
     y, up, squares, residual, out, at, mask, size, eps, NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
@@ -98,16 +113,7 @@ def _one_row(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     start = tl.program_id(0) * BLOCK_N
     n = start + tl.arange(0, BLOCK_N)
-    weight = first
-    row = n
-    if not GATED:
-        # A block never lies across two matrices.
-        if start >= second_end:
-            weight = third
-            row = n - second_end
-        elif start >= first_end:
-            weight = second
-            row = n - first_end
+    weight, row = _place(start, n, first, second, third, first_end, second_end, GATED)
     k = tl.arange(0, BLOCK_K)
     at = row.to(tl.int64)[:, None] * SIZE + k[None, :]
     inside = (n < outputs)[:, None]
@@ -149,16 +155,7 @@ def _few_rows(  # type: ignore[no-untyped-def]
     start = tl.program_id(0) * BLOCK_N
     n = start + tl.arange(0, BLOCK_N)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    weight = first
-    row = n
-    if not GATED:
-        # A block never lies across two matrices.
-        if start >= second_end:
-            weight = third
-            row = n - second_end
-        elif start >= first_end:
-            weight = second
-            row = n - first_end
+    weight, row = _place(start, n, first, second, third, first_end, second_end, GATED)
     k = tl.arange(0, BLOCK_K)
     at = row.to(tl.int64)[:, None] * SIZE + k[None, :]
     given = m[None, :] * SIZE + k[:, None]
