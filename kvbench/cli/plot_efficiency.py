@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import cycle
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,9 @@ import typer
 from kvbench.core.errors import KvbenchError
 from kvbench.efficiency.crossing import Line, lines, told
 from kvbench.efficiency.record import read_rows
+
+_FAR = 8
+"""Times that differ by more are drawn on a logarithmic axis: the fast ones would be one line at the bottom."""
 
 
 def plot_efficiency(
@@ -45,21 +49,32 @@ def _draw(known: list[Line], title: str, out: Path) -> None:
         from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.ticker import LogLocator, NullFormatter
     except ImportError as error:
         raise KvbenchError("Plots need the package 'matplotlib'; pip install 'kvbench[plot]'.") from error
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title)
     times, memories = figure.subplots(1, 2)
-    for line in known:
-        times.plot(*zip(*line.ms, strict=True), marker=".", label=_name(line))
+    for line, style in zip(known, cycle(("-", "--", ":", "-.")), strict=False):
+        # Lines that lie on one another show through.
+        look = {"marker": ".", "linestyle": style, "label": _name(line)}
+        times.plot(*zip(*line.ms, strict=True), **look)
         lengths, peaks = zip(*line.memory, strict=True)
-        memories.plot(lengths, [peak / 2**30 for peak in peaks], marker=".", label=_name(line))
+        memories.plot(lengths, [peak / 2**30 for peak in peaks], **look)
     for axes, label in ((times, "ms a step"), (memories, "peak memory, GiB")):
         axes.set_xlabel("generated tokens")
         axes.set_title(label)
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
+        axes.grid(alpha=0.3, which="both")
+    memories.set_ylim(bottom=0)
+    steps = [ms for line in known for _, ms in line.ms]
+    if max(steps) > _FAR * min(steps):
+        times.set(yscale="log", title="ms a step, logarithmic")
+        times.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        times.yaxis.set_major_formatter("{x:g}")
+        times.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        times.set_ylim(bottom=0)
     times.legend(fontsize="small")
     try:
         # Text stays text, so that a picture can be searched and compared.
