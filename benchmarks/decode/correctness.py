@@ -194,17 +194,12 @@ def attention(device: str, large: bool) -> None:
             at = torch.randint(2 * capacity, (rows,), device=device)
             at[0] = 0
             slot = torch.arange(capacity, device=device)
-            for holed in (False, True):
-                held = slot.to(torch.int32).expand(rows, heads, -1).clone()
-                # The newest token is always there.
-                gone = (torch.rand(held.shape, device=device) < 0.6) & (
-                    slot != at.clamp(max=capacity - 1)[:, None, None]
+            for own in (False, True):
+                lengths = (
+                    torch.randint(1, capacity + 1, (rows, heads), device=device, dtype=torch.int32) if own else None
                 )
-                if holed:
-                    held[gone] = -1
-                seen = (slot <= at[:, None, None]) & (held >= 0)
-                ends = torch.where(seen, slot + 1, 0).amax(-1).int()
-                holes = (torch.where(seen, held, -1), ends) if holed else None
+                last = (at.clamp(max=capacity - 1) + 1)[:, None] if lengths is None else lengths
+                seen = (slot < last[..., None]).expand(rows, heads, -1)
                 # What lies in empty slots must not matter.
                 dirty = [torch.where(seen[..., None], tensor, 1e4) for tensor in (keys, values)]
                 wide = [t.double().repeat_interleave(group, 1) for t in dirty]
@@ -214,7 +209,7 @@ def attention(device: str, large: bool) -> None:
                 weights = logits.softmax(-1)
                 for weighing in (False, True):
                     with poisoned():
-                        given = (query, dirty[0], dirty[1], at, 0.2, holes, weighing, blocks)
+                        given = (query, dirty[0], dirty[1], at, 0.2, lengths, weighing, blocks)
                         out, found = attend(*given)
                     near(out, weights @ wide[1], dtype)
                     assert (found is not None) == weighing
@@ -271,10 +266,7 @@ def entering(device: str, large: bool) -> None:
                     ring = layer.slots.positions.gather(-1, newest).long() % window
                     layer.slots.recent.scatter_(-1, ring, newest)
                     if frees:
-                        gone = (torch.rand(shuffled.shape, device=device) < 0.6) & (layer.slots.priority < torch.inf)
-                        layer.slots.priority.masked_fill_(gone, -torch.inf)
-                        vacant = torch.arange(-capacity, 0, dtype=torch.int32, device=device)
-                        layer.slots.positions.copy_(torch.where(gone, vacant, layer.slots.positions))
+                        _drop(layer.slots)
                 start = start + capacity
             # The second row is behind by some tokens: it repeats its first.
             lag = torch.arange(rows, device=device) * 5
@@ -289,6 +281,23 @@ def entering(device: str, large: bool) -> None:
                 for one, other in zip(pair[1].slots.tensors(), pair[0].slots.tensors(), strict=True):
                     if not torch.equal(one, other):
                         raise AssertionError(f"step {now} of {rows, heads, capacity, sinks, window, frees}")
+
+
+def _drop(slots: Slots) -> None:
+    """Leaves what is protected and, in each head, a share of the others of its own; none are dropped in the first."""
+    rows, heads, capacity = slots.positions.shape
+    device = slots.positions.device
+    share = torch.linspace(0, 0.9, rows * heads, device=device).view(rows, heads, 1)
+    gone = (torch.rand(slots.positions.shape, device=device) < share) & (slots.priority < torch.inf)
+    order = gone.to(torch.int8).argsort(dim=-1, stable=True)
+    slots.recent.copy_(order.argsort(-1).gather(-1, slots.recent))
+    entry = order[..., None].expand_as(slots.keys)
+    slots.keys.copy_(slots.keys.gather(2, entry))
+    slots.values.copy_(slots.values.gather(2, entry))
+    gone = gone.gather(-1, order)
+    vacant = torch.arange(-capacity, 0, dtype=torch.int32, device=device)
+    slots.positions.copy_(torch.where(gone, vacant, slots.positions.gather(-1, order)))
+    slots.priority.copy_(slots.priority.gather(-1, order).masked_fill(gone, -torch.inf))
 
 
 def scorer(device: str, large: bool) -> None:

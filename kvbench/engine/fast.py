@@ -29,9 +29,10 @@ def decode(
     ranked = None
     if isinstance(state, StaticState):
         ranked = state.step(Tokens(key, value, at[:, None]), old or leaving(slots, at))
-    ends = enter(slots, key, value, at, ranked, layer.frees)
-    holes = None if ends is None else (slots.positions, ends)
-    out, weights = attend(query, slots.keys, slots.values, at, scale, holes, weighing=isinstance(state, ObservedState))
+    lengths = enter(slots, key, value, at, ranked, layer.frees)
+    out, weights = attend(
+        query, slots.keys, slots.values, at, scale, lengths, weighing=isinstance(state, ObservedState)
+    )
     if isinstance(state, ObservedState) and weights is not None:
         state.observe(weights, slots)
     return out

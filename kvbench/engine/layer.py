@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -52,8 +52,8 @@ class Layer:
         split: of the budget.
         slots: the cache.
         state: of the policy.
-        frees: the policy has no hard budget: slots of tokens with priority -inf are emptied, and the first empty one is taken
-            next.
+        frees: the policy has no hard budget: slots of tokens with priority -inf are emptied, and the next token takes the
+            first empty one. Held slots are thus always the first ones of a head.
         kernels: `decode` runs compiled kernels (`fast.py`).
     """
 
@@ -100,8 +100,7 @@ class Layer:
         extent = min(slots.capacity, step.longest)
         if self.frees and slots.positions.device.type == "cpu":
             # What was emptied is filled first, so that most slots may never be used.
-            used = (slots.positions[:, :, :extent] >= 0).flatten(0, 1).any(0)
-            extent = int(used.nonzero()[-1]) + 1
+            extent = int((slots.positions[:, :, :extent] >= 0).sum(-1).amax())
         keys, values = slots.keys[:, :, :extent], slots.values[:, :, :extent]
         occupied = slots.positions[:, :, :extent] >= 0 if self.frees or step.shortest < extent else None
         if not isinstance(self.state, ObservedState):
@@ -231,25 +230,28 @@ class Layer:
         return unprotected(priority).masked_fill(protected, torch.inf)
 
     def _fill(self, tokens: Tokens, priority: Tensor) -> None:
-        """Puts tokens [R, H, T] into the first T slots; the last of them are the newest tokens of the sequence."""
+        """Puts tokens [R, H, T] into the first T slots; the last that are held are the newest tokens of the sequence."""
         slots = self.slots
         size = tokens.keys.shape[2]
         slots.keys[:, :, :size] = tokens.keys
         slots.values[:, :, :size] = tokens.values
         slots.positions[:, :, :size] = tokens.positions[:, None] if tokens.positions.dim() == 2 else tokens.positions
         slots.priority[:, :, :size] = priority
-        recent = slots.positions[:, :, max(0, size - slots.window) : size].long()
-        places = torch.arange(size - recent.shape[-1], size, device=recent.device).expand_as(recent)
+        newest = torch.arange(-min(size, slots.window), 0, device=priority.device)
+        places = (slots.positions[:, :, :size] >= 0).sum(-1, keepdim=True) + newest
+        recent = slots.positions.gather(-1, places).long()
         slots.recent.scatter_(-1, recent % slots.window, places)
 
     def _prefill_freely(
         self, query: Tensor, tokens: Tokens, priority: Tensor, scale: float, counts: Tensor | None
     ) -> Tensor:
-        """A prompt whose tokens go by their own priority alone."""
+        """A prompt whose tokens go by their own priority alone; those that stay take the first slots, in order."""
         gone = priority == -torch.inf
         out = self._attend_kept(query, tokens, Kept.all_but(gone, self.slots.sinks, self.slots.window), scale, counts)
-        positions = tokens.positions[:, None].to(torch.int32)
-        self._fill(replace(tokens, positions=torch.where(gone, positions - self.slots.capacity, positions)), priority)
+        order = gone.to(torch.int8).argsort(dim=-1, stable=True)
+        slot = torch.arange(order.shape[-1], device=order.device)
+        positions = torch.where(gone.gather(-1, order), slot - self.slots.capacity, order).to(torch.int32)
+        self._fill(_taken(tokens, order, positions), priority.gather(-1, order))
         return out
 
     def _prefill_under_mask(
@@ -261,10 +263,7 @@ class Layer:
         out = self._attend_kept(query, tokens, kept, scale, counts)
         last = kept.mask(slice(size - 1, size))[..., 0, :]
         index = last.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[..., :capacity]
-        entry = index[..., None].expand(-1, -1, -1, query.shape[-1])
-        retained = replace(tokens, keys=tokens.keys.gather(2, entry), values=tokens.values.gather(2, entry))
-        positions = index.to(torch.int32)
-        self._fill(replace(retained, positions=positions), priority.gather(-1, index))
+        self._fill(_taken(tokens, index, index.to(torch.int32)), priority.gather(-1, index))
         return out
 
     def _attend_kept(self, query: Tensor, tokens: Tokens, kept: Kept, scale: float, counts: Tensor | None) -> Tensor:
@@ -284,6 +283,12 @@ class Layer:
                 query[:, :, block], tokens.keys[:, :, seen], tokens.values[:, :, seen], mask, scale
             )
         return out
+
+
+def _taken(tokens: Tokens, index: Tensor, positions: Tensor) -> Tokens:
+    """Those of the tokens with these indices [R, H, n], in this order, at `positions` [R, H, n]."""
+    entry = index[..., None].expand(-1, -1, -1, tokens.keys.shape[-1])
+    return Tokens(tokens.keys.gather(2, entry), tokens.values.gather(2, entry), positions)
 
 
 def _token(tokens: Tokens, index: int) -> Tokens:
