@@ -12,7 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.training.shapes import random_model
-from kvbench.core.policy import Geometry, LearnedPolicy, PointwiseState, Policy, Split, State, StateRequest, Tokens
+from kvbench.core.policy import (
+    Geometry,
+    LearnedPolicy,
+    PointwiseState,
+    Policy,
+    Split,
+    State,
+    StateRequest,
+    StaticState,
+    Tokens,
+)
 from kvbench.core.slots import Slots
 from kvbench.engine.compare import compare
 from kvbench.engine.generate import Engine
@@ -63,7 +73,7 @@ def near(found: Tensor, wanted: Tensor, dtype: torch.dtype, factor: float = 1.0)
     """Equal but for the rounding of a number type, relative to the largest number."""
     tolerance = factor * {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}[dtype]
     found, wanted = found.double(), wanted.double()
-    scale = float(wanted[wanted.isfinite()].abs().max().clamp(min=1e-6))
+    scale = float(torch.where(wanted.isfinite(), wanted, 0).abs().max().clamp(min=1e-6))
     torch.testing.assert_close(found, wanted, atol=tolerance * scale, rtol=0)
 
 
@@ -301,9 +311,9 @@ def _drop(slots: Slots) -> None:
 
 
 def scorer(device: str, large: bool) -> None:
-    """State and priorities of the mLSTM scorer over many steps."""
+    """State and priorities of the scorers that have kernels over many steps."""
     small = Geometry(1, 4, 2, 12)
-    cases: list[tuple[Kvpop, Geometry, int]] = [
+    cases: list[tuple[LearnedPolicy, Geometry, int]] = [
         (Kvpop(window=3), small, 1),
         (
             Kvpop(window=3, features=6, values=5, hidden=11, feature_map="softmax", gate_cap=0.0, decay="learned"),
@@ -312,24 +322,35 @@ def scorer(device: str, large: bool) -> None:
         ),
         (Kvpop(window=5, scoring="immediate", decay="fixed", head_norm=False, skip=False), small, 2),
         (Kvpop(window=2, value_projection=False, features=4), Geometry(1, 2, 1, 16), 17),
+        (KvpopMlp(hidden=5, decay="learned"), small, 1),
+        (KvpopMlp(hidden=40), small, 3),
+        (Dms(hidden=150), small, 1),
+        (Dms(hidden=64), Geometry(1, 2, 1, 16), 17),
     ]
     if large:
-        cases += [(PAPER, Geometry(36, 32, 8, 128), rows) for rows in (1, 16, 64)]
+        cases += [
+            (policy, Geometry(36, 32, 8, 128), rows)
+            for policy in (PAPER, KvpopMlp(hidden=128, decay="learned"), Dms(hidden=128))
+            for rows in (1, 16, 64)
+        ]
     for policy, geometry, rows in cases:
         for dtype in number_types(device):
-            module = policy.scorer(geometry).to(device).requires_grad_(False)
+            module = policy.scorer(geometry)
+            assert module is not None
+            module.to(device).requires_grad_(False)
             for parameter in module.parameters():
                 parameter.add_(0.3 * torch.randn_like(parameter))
             split = policy.split(policy.smallest_budget(geometry) + 40, geometry)
-            states = [
-                policy.state(
+            states = []
+            for kernels in (False, True):
+                state = policy.state(
                     StateRequest(
                         0, rows, geometry, split, torch.zeros(rows).long(), torch.device(device), module, dtype,
-                        kernels=kernels,
+                        2 * split.slots, kernels,
                     )
-                )
-                for kernels in (False, True)
-            ]  # fmt: skip
+                )  # fmt: skip
+                assert isinstance(state, StaticState)
+                states.append(state)
             shape = (rows, geometry.kv_heads, 1, geometry.head_dim)
             history: list[Tokens] = []
             for now in range(300 if large else 7):
@@ -403,11 +424,11 @@ def checks(device: str) -> dict[str, Callable[[], None]]:
         "rotation": lambda: rotation(device, large),
         "attention": lambda: attention(device, large),
         "entering": lambda: entering(device, large),
-        "mLSTM scorer": lambda: scorer(device, large),
+        "scorers": lambda: scorer(device, large),
     }
     if not large:
         return found
-    for name in ("kvpop", "streaming_llm", "tova", "h2o", "dms", "full"):
+    for name in ("kvpop", "kvpop_mlp", "streaming_llm", "tova", "h2o", "dms", "full"):
         found[f"steps of {name}"] = lambda name=name: steps(device, name, "small", torch.float32, 3)  # type: ignore[misc]
         found[f"generation, {name}"] = lambda name=name: generation(device, name)  # type: ignore[misc]
     # More than our products are made for.

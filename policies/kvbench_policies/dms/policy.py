@@ -8,30 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-import torch
-from torch import Tensor
-
 from kvbench.core.errors import KvbenchError
-from kvbench.core.policy import GatedPolicy, Geometry, PointwiseState, Split, StateRequest, Tokens
+from kvbench.core.policy import GatedPolicy, Geometry, PointwiseState, Split, StateRequest
 from kvbench.core.scored import trained
 from kvbench_policies.dms.gate import DmsGate
+from kvbench_policies.dms.state import DmsState
 
 _MOST = 1e4
 """Share of tokens that an offset can drop or keep at most: all but one in so many."""
-
-
-class DmsState(PointwiseState):
-    """Priority -inf (gone) where a token's gate does not exceed the offset; keeps nothing between steps."""
-
-    def __init__(self, gate: DmsGate, offset: float) -> None:
-        self.gate = gate
-        self.offset = offset
-
-    @torch.no_grad()
-    def priority(self, tokens: Tokens) -> Tensor:
-        """Scores [R, H, T], -inf for tokens that are dropped."""
-        scores: Tensor = self.gate(tokens.keys, tokens.values)
-        return scores.masked_fill(scores <= self.offset, -torch.inf)
 
 
 @dataclass(frozen=True)
@@ -100,7 +84,7 @@ class Dms(GatedPolicy):
         Raises:
             KvbenchError: the request has no gate of this policy.
         """
-        return DmsState(trained(self, request, DmsGate), self.offset(request.kept_share))
+        return DmsState(trained(self, request, DmsGate), self.offset(request.kept_share), request)
 
 
 def _interpolated(points: Sequence[tuple[float, float]], at: float) -> float:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from kvbench.core.policy import PointwiseState, StateRequest
-from kvbench.core.scored import ScoredState, trained
+from kvbench.core.scored import trained
 from kvbench_policies.dms.gate import DmsGate
 from kvbench_policies.dms.policy import Dms
+from kvbench_policies.dms.state import DmsState
 
 
 @dataclass(frozen=True)
@@ -28,4 +30,4 @@ class DmsTopk(Dms):
         Raises:
             KvbenchError: the request has no gate of this policy.
         """
-        return ScoredState(trained(self, request, DmsGate))
+        return DmsState(trained(self, request, DmsGate), -math.inf, request)

@@ -8,8 +8,9 @@ from typing import ClassVar
 from kvbench.core.decay import DecayKind
 from kvbench.core.errors import KvbenchError
 from kvbench.core.policy import Geometry, LearnedPolicy, Split, StateRequest
-from kvbench.core.scored import ScoredState, trained
+from kvbench.core.scored import trained
 from kvbench_policies.kvpop_mlp.scorer import MlpScorer
+from kvbench_policies.kvpop_mlp.state import MlpState
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,10 @@ class KvpopMlp(LearnedPolicy):
         """An untrained scorer for one layer."""
         return MlpScorer(geometry.kv_heads, geometry.head_dim, self.hidden, self.decay, self.horizon)
 
-    def state(self, request: StateRequest) -> ScoredState:
+    def state(self, request: StateRequest) -> MlpState:
         """Priorities from the layer's trained scorer.
 
         Raises:
             KvbenchError: the request has no scorer of this policy.
         """
-        return ScoredState(trained(self, request, MlpScorer), self.decay != "none")
+        return MlpState(trained(self, request, MlpScorer), request)
