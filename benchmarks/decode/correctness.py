@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,7 @@ from kvbench.kernels.rotary import rotated
 from kvbench.kernels.settle import settled
 from kvbench.kernels.skinny import product, shares
 from kvbench.kernels.slot_attention import Blocks, attend
+from kvbench.kernels.slots import rank
 from kvbench.models.source import LoadedModel
 from kvbench_policies.dms.policy import Dms
 from kvbench_policies.full import Full
@@ -293,6 +295,26 @@ def entering(device: str, large: bool) -> None:
                         raise AssertionError(f"step {now} of {rows, heads, capacity, sinks, window, frees}")
 
 
+def ranking(device: str, large: bool) -> None:
+    """Priorities of policies that observe, to the bit, in rows that are full and others."""
+    for rows, heads, capacity in ((2, 3, 70), (1, 1, 1500), *(((16, 8, 4096),) if large else ())):
+        slots = Slots.empty(rows, heads, capacity, 8, 2, 5, torch.float32, torch.device(device))
+        at = capacity - 7 + torch.arange(rows, device=device) * 30
+        kept = torch.rand(rows, heads, capacity, device=device).argsort(-1)
+        slots.positions.copy_(
+            torch.where(kept <= at[:, None, None], kept + (at[:, None, None] - capacity + 1).clamp(0), -3)
+        )
+        for extent in (capacity, capacity - 3):
+            given = torch.randn(rows, heads, extent, device=device)
+            given[..., ::7], given[..., 1::7], given[..., 2::7] = torch.inf, torch.nan, -torch.inf
+            for priority in (given, given[:, :1].expand(-1, heads, -1), given.mT.contiguous().mT, given.double()):
+                slots.priority.uniform_()
+                plain = replace(slots, priority=slots.priority.clone())
+                rank(slots, priority, at)
+                plain.set_priority(priority)
+                assert torch.equal(slots.priority, plain.priority)
+
+
 def _drop(slots: Slots) -> None:
     """Leaves what is protected and, in each head, a share of the others of its own; none are dropped in the first."""
     rows, heads, capacity = slots.positions.shape
@@ -424,6 +446,7 @@ def checks(device: str) -> dict[str, Callable[[], None]]:
         "rotation": lambda: rotation(device, large),
         "attention": lambda: attention(device, large),
         "entering": lambda: entering(device, large),
+        "ranking": lambda: ranking(device, large),
         "scorers": lambda: scorer(device, large),
     }
     if not large:

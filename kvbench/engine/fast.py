@@ -6,13 +6,15 @@ overwrite (1), attention (1 or 2). One CUDA graph serves rows of any length, ful
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from kvbench.core.policy import ObservedState, StaticState, Tokens
+from kvbench.core.slots import Slots
 from kvbench.kernels.slot_attention import attend
-from kvbench.kernels.slots import enter, leaving
+from kvbench.kernels.slots import enter, leaving, rank
 
 if TYPE_CHECKING:
     from kvbench.engine.layer import Layer
@@ -34,5 +36,15 @@ def decode(
         query, slots.keys, slots.values, at, scale, lengths, weighing=isinstance(state, ObservedState)
     )
     if isinstance(state, ObservedState) and weights is not None:
-        state.observe(weights, slots)
+        state.observe(weights, _Observed(**vars(slots), at=at))
     return out
+
+
+@dataclass
+class _Observed(Slots):
+    """The same slots after the tokens at positions `at` [R] have entered."""
+
+    at: Tensor
+
+    def set_priority(self, priority: Tensor) -> None:
+        rank(self, priority, self.at)

@@ -1,8 +1,9 @@
 """Triton kernels: one token a row enters the slots of a layer, in all rows and KV heads at once.
 
-`leaving` hands out the token that leaves the window; `enter` gives it its priority, chooses the victim and overwrites it. What
-depends on how many tokens a row has seen is decided on the device, row by row. The plain form is `Layer.decode` with `victims`;
-its rule holds here to the bit: the lowest priority, on a tie the lowest position.
+`leaving` hands out the token that leaves the window; `enter` gives it its priority, chooses the victim and overwrites it;
+`rank` stores the priorities of a policy that observes. What depends on how many tokens a row has seen is decided on the device,
+row by row. The plain forms are `Layer.decode` with `victims`, and `Slots.set_priority`; their rules hold here to the bit: the
+victim has the lowest priority, on a tie the lowest position.
 
 Shapes: R rows, H KV heads, B slots, D head dimension, w window.
 """
@@ -54,6 +55,13 @@ def _leaving(  # type: ignore[no-untyped-def]
     )  # fmt: skip
 
 
+@triton.jit
+def _unprotected(given):  # type: ignore[no-untyped-def]
+    """As the function of this name in `kvbench.core.slots`."""
+    given = given.to(tl.float32)
+    return tl.where(given != given, float("-inf"), tl.minimum(given, 3.4028234663852886e38))
+
+
 @triton.jit  # type: ignore[untyped-decorator]  # triton has no types
 def _held(positions, capacity, SAMPLES: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """How many slots are held, which are the first ones: among some at even distances, then after the last held of these."""
@@ -85,8 +93,7 @@ def _enter(  # type: ignore[no-untyped-def]
     old = tl.load(recent)
     rank = 0.0
     if RANKED:
-        given = tl.load(ranked + row * ranked_row + head * ranked_head).to(tl.float32)
-        given = tl.where(given != given, float("-inf"), tl.minimum(given, 3.4028234663852886e38))
+        given = _unprotected(tl.load(ranked + row * ranked_row + head * ranked_head))
         # Sinks stay protected; before the window is full nothing leaves it.
         rank = tl.where(position - window >= sinks, given, tl.load(priority + old))
 
@@ -133,6 +140,35 @@ def _enter(  # type: ignore[no-untyped-def]
     tl.store(priority + slot, float("inf"))
     tl.store(positions + slot, position.to(tl.int32))
     tl.store(recent, slot)
+
+
+@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
+def _rank(  # type: ignore[no-untyped-def]
+    priority, positions, given, at, given_row, given_head, heads, capacity, extent, window, sinks,
+    BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    after_the_last(OVERLAPS)
+    pair = tl.program_id(0).to(tl.int64)
+    row = pair // heads
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = n < extent
+    held = tl.load(positions + pair * capacity + n, mask=live, other=-1)
+    wanted = _unprotected(tl.load(given + row * given_row + (pair % heads) * given_head + n, mask=live, other=0.0))
+    # The window of the next token, before which the next victim is chosen.
+    protected = (held < sinks) | (held > tl.load(at + row) + 1 - window)
+    ranked = tl.where(held < 0, float("-inf"), tl.where(protected, float("inf"), wanted))
+    tl.store(priority + pair * capacity + n, ranked, mask=live)
+
+
+def rank(slots: Slots, priority: Tensor, at: Tensor) -> None:
+    """`slots.set_priority(priority)` in one launch, of rows whose newest tokens are at the positions `at` [R]."""
+    rows, heads, extent = priority.shape
+    if priority.stride(2) != 1:
+        priority = priority.contiguous()
+    _rank[(rows * heads, triton.cdiv(extent, 1024))](
+        slots.priority, slots.positions, priority, at, priority.stride(0), priority.stride(1),
+        heads, slots.capacity, extent, slots.window, slots.sinks, BLOCK=1024, num_warps=4, **overlap.options(at),
+    )  # fmt: skip
 
 
 def leaving(slots: Slots, at: Tensor) -> Tokens:
