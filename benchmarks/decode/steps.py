@@ -118,7 +118,7 @@ def moved(rows: Rows, setting: Setting) -> float:
         observed = isinstance(layer.state, ObservedState)
         if observed or (isinstance(layer.state, StaticState) and not layer.frees):
             total += layer.slots.priority.nbytes * (2 if observed else 1)
-        if observed or layer.frees:
+        if observed:
             total += layer.slots.positions.nbytes
         total += 2 * sum(tensor.nbytes for tensor in layer.state.tensors())
     return total

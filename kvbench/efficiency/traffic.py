@@ -114,10 +114,8 @@ def _entries_moved(layer: Layer) -> int:
 def _metadata(layer: Layer) -> int:
     retained, heads, state = _retained(layer), _heads(layer), layer.state
     total = heads * _POSITION
-    if _observes(state) or layer.frees:
-        total += retained * _POSITION
     if _observes(state):
-        total += retained * 2 * _PRIORITY
+        total += retained * (_POSITION + 2 * _PRIORITY)
     elif isinstance(state, StaticState):
         total += heads * 2 * (_PRIORITY + _PLACE)
         total += 0 if layer.frees else retained * _PRIORITY

@@ -62,7 +62,8 @@ def test_without_a_budget_what_is_valid_is_read() -> None:
     counted = of(policy, filled(policy, heads=[[5, 6], [7, 14]]))
     retained = ROWS * (5 + 6 + 7 + 14)
     assert counted.kv == (retained + 12) * ENTRY
-    assert counted.metadata == 4 * retained + 12 * (4 + 2 * 4 + 2 * 8)
+    # Held slots are the first of each head: their positions need not be read.
+    assert counted.metadata == 12 * (4 + 2 * 4 + 2 * 8)
     # Each gate: weights 16 x 4, bias 4, outer 4, constant 1, for two heads and layers, in fp32.
     assert counted.scorer == 4 * (64 + 4 + 4 + 1) * 4
 
