@@ -1,6 +1,5 @@
-# The commands behind these rows, on one NVIDIA H200 each, two side by side; the commit is in every row. What follows --out in the rows
-# is this folder; where they were measured it was another.
-for part in steps policies whole "lengths qwen3-4b" largest; do
+# The commands behind these rows, on one NVIDIA H200; the commit is in every row.
+for part in policies steps whole largest "lengths qwen3-4b" "lengths qwen3-8b"; do
   OUT=results/efficiency bash benchmarks/efficiency.sh $part
 done
 kvbench table results/efficiency/*/ --format md > results/efficiency/table.md
