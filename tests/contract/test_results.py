@@ -44,6 +44,25 @@ def test_the_reference_rows_are_of_the_model_and_the_checkpoints_that_ship() -> 
 
 
 @pytest.mark.parametrize("form", ["md", "csv"])
+def test_the_smollm2_table_is_made_from_its_rows_and_quoted(form: Literal["md", "csv"]) -> None:
+    folder = RESULTS / "needles-smollm2"
+    stored = load([folder])
+    assert len(stored.rows) == 80
+    assert {(row.task == "longtext", row.n) for row in stored.rows} == {(False, 50), (True, 20)}
+    assert len({row.commit for row in stored.rows}) == 1
+    assert all(row.commit and row.environment for row in stored.rows)
+    table = (folder / f"table.{form}").read_text("utf-8")
+    assert table == render(stored, form)
+    if form == "md":
+        section = (RESULTS / "README.md").read_text("utf-8").split("## What needles-smollm2 says")[1].split("\n## ")[0]
+        quotes = re.findall(r"^\| (\w+) \| (\d\.\d.*?) \| (.*?) \| (.*?) \|$", section, re.M)
+        assert len(quotes) == 5
+        for policy, *quoted in quotes:
+            for removed, cell in zip(("0.5", "0.75", "7/8"), quoted, strict=True):
+                assert f"| {policy} | {removed} | 200 | {cell} |" in table
+
+
+@pytest.mark.parametrize("form", ["md", "csv"])
 def test_the_ablation_table_is_made_from_its_rows(form: Literal["md", "csv"]) -> None:
     stored = load(sorted(folder for folder in (RESULTS / "ablation").iterdir() if folder.is_dir()))
     assert {(row.n, row.gen_length, row.cr_requested) for row in stored.rows} == {(200, 1024, None), (200, 1024, "7/8")}
