@@ -196,6 +196,7 @@ def attention(device: str, large: bool) -> None:
         (rows, heads, group, dim, capacity, None)
         for rows, heads, group, dim, capacity in (
             (1, 8, 4, 128, 4031), (16, 8, 4, 128, 2049), (70, 8, 4, 128, 300), (2, 3, 3, 64, 9000), (64, 8, 4, 128, 1100),
+            (1, 8, 4, 128, 40000), (1, 4, 2, 256, 3000),
         )
     ]  # fmt: skip
     for dtype in number_types(device):
@@ -246,7 +247,7 @@ def entering(device: str, large: bool) -> None:
     if not large:
         cases = cases[::2]
     if large:
-        cases += [(4, 8, 5000, 4, 256, False), (2, 2, 33000, 4, 16, False)]
+        cases += [(4, 8, 5000, 4, 256, False), (2, 2, 33000, 4, 16, False), (2, 2, 33000, 4, 16, True)]
     cases += [(2, 2, 5000, 4, 16, True)]
     for state in (Steered, State):
         for rows, heads, capacity, sinks, window, frees in cases:

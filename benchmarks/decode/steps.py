@@ -43,6 +43,8 @@ def measure(
             for name in policies:
                 for path in paths:
                     setting = setting_of(PAPER if name == "kvpop" and slots > 1000 else name, loaded, slots)
+                    if not setting.policy.hard_budget:
+                        raise KvbenchError(f"Rows of {name} are never full; kvbench efficiency measures its steps.")
                     if path != "graph":
                         setting = with_kernels(setting)
                     if path == "cache_kernels":
@@ -116,7 +118,7 @@ def moved(rows: Rows, setting: Setting) -> float:
     for layer in rows.layers:
         total += layer.slots.keys.nbytes + layer.slots.values.nbytes
         observed = isinstance(layer.state, ObservedState)
-        if observed or (isinstance(layer.state, StaticState) and not layer.frees):
+        if observed or isinstance(layer.state, StaticState):
             total += layer.slots.priority.nbytes * (2 if observed else 1)
         if observed:
             total += layer.slots.positions.nbytes

@@ -7,8 +7,8 @@ What is read once and what is written, for R rows of H KV heads, in each layer:
 - priorities of every retained entry are read where a rank decides the victim, and two a head are written (the newcomer's and
   that of the token that leaves the window), with a place of the ring read and one written; a policy that observes
   attention writes all of them; `full` and policies without a hard budget rank nothing;
-- positions of every retained entry are read where they decide what is valid or protected: by policies that observe, and by
-  those without a hard budget; one a head is written;
+- positions of every retained entry are read where they decide what is protected, by policies that observe; one a head is
+  written;
 - the parameters of the scorers are read once, in their number type;
 - the policy's state is read and written once, whole.
 

@@ -99,7 +99,7 @@ class Layer:
         self._write(place[..., None], key, value, position[:, None], ring)
         extent = min(slots.capacity, step.longest)
         if self.frees and slots.positions.device.type == "cpu":
-            # What was emptied is filled first, so that most slots may never be used.
+            # Held slots are the first ones, and most slots may never be used.
             extent = int((slots.positions[:, :, :extent] >= 0).sum(-1).amax())
         keys, values = slots.keys[:, :, :extent], slots.values[:, :, :extent]
         occupied = slots.positions[:, :, :extent] >= 0 if self.frees or step.shortest < extent else None

@@ -197,7 +197,7 @@ def attend(
     _together[(rows * query_heads,)](
         parts, top, total, logits, at if lengths is None else lengths, at, out, logits, query_heads, capacity,
         GROUP=group, DIM=dim, DIM_PADDED=padded, SPLITS=splits, OWN=own, SHARE=blocks.slots, LOGITS=weighing,
-        BLOCK=1024, num_warps=4, **overlap.options(query),
+        BLOCK=1024, num_warps=4 if splits * padded <= 16384 else 8, **overlap.options(query),
     )  # fmt: skip
     return out, logits if weighing else None
 
@@ -213,13 +213,14 @@ def best_blocks(pairs: int, capacity: int, dim: int, width: int, device: torch.d
         device: that computes it.
         own: each head has a length of its own, of which only the greatest is known, `capacity`.
     """
-    many, wide = pairs >= _ENOUGH, width == 2 and dim <= 128 and capacity >= 1024 and room(device) >= 160 * 1024
+    many, short = pairs >= _ENOUGH, width == 2 and dim <= 128
+    large = short and capacity >= 1024 and room(device) >= 160 * 1024
     if own:
         splits = min(_SHARES, int(triton.next_power_of_2(max(1, capacity // (512 if many else 256)))))
         # Where there are several programs for each multiprocessor, small ones share it better.
-        few = wide and not many and capacity <= 256 * _SHARES
-        return Blocks(splits, 128, 8, 3) if few else Blocks(splits, 64 if width == 2 else 32, 4, 3 if width == 2 else 2)
-    if many and wide:
+        few = large and not many and capacity <= 256 * _SHARES
+        return Blocks(splits, 128, 8, 3) if few else Blocks(splits, 64 if width == 2 else 32, 4, 3 if short else 2)
+    if many and large:
         return Blocks(1, 128, 8, 3)
     wanted = int(triton.next_power_of_2(triton.cdiv(_PROGRAMS, pairs)))
     # Each has at least two blocks.

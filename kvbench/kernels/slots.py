@@ -23,7 +23,7 @@ from kvbench.kernels.overlap import after_the_last
 _SLOTS = 4096
 """Slots that a program looks at together, at most."""
 _SAMPLES = 512
-"""Of these it looks at first to see how many are held; with 4096 after it enough for 2 million slots."""
+"""Of these it looks at first to see how many are held, then at those between two."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # triton has no types
@@ -63,13 +63,12 @@ def _unprotected(given):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # triton has no types
-def _held(positions, capacity, SAMPLES: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _held(positions, capacity, SAMPLES: tl.constexpr, APART: tl.constexpr):  # type: ignore[no-untyped-def]
     """How many slots are held, which are the first ones: among some at even distances, then after the last held of these."""
-    apart = tl.cdiv(capacity, SAMPLES)
-    n = tl.arange(0, SAMPLES) * apart
-    start = (tl.sum((tl.load(positions + n, mask=n < capacity, other=-1) >= 0).to(tl.int32), 0) - 1) * apart
-    n = start + tl.arange(0, BLOCK)
-    held = tl.load(positions + n, mask=(n >= 0) & (n < start + apart) & (n < capacity), other=-1) >= 0
+    n = tl.arange(0, SAMPLES) * APART
+    start = (tl.sum((tl.load(positions + n, mask=n < capacity, other=-1) >= 0).to(tl.int32), 0) - 1) * APART
+    n = start + tl.arange(0, APART)
+    held = tl.load(positions + n, mask=(n >= 0) & (n < capacity), other=-1) >= 0
     return tl.maximum(start, 0) + tl.sum(held.to(tl.int32), 0)
 
 
@@ -79,7 +78,7 @@ def _enter(  # type: ignore[no-untyped-def]
     key_row, key_head, value_row, value_head, ranked_row, ranked_head,
     heads, capacity, window, sinks,
     RANKED: tl.constexpr, FREES: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, BLOCK: tl.constexpr,
-    SAMPLES: tl.constexpr, OVERLAPS: tl.constexpr,
+    SAMPLES: tl.constexpr, APART: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     after_the_last(OVERLAPS)
     LATEST: tl.constexpr = 2147483647
@@ -102,7 +101,7 @@ def _enter(  # type: ignore[no-untyped-def]
     full = position >= capacity
     count = 0
     if FREES:
-        count = _held(positions, capacity, SAMPLES, BLOCK)
+        count = _held(positions, capacity, SAMPLES, APART)
         # One goes, so its slot is the only empty one before the last; a row that has ended feeds its last token again.
         stays = (rank == float("-inf")) | (tl.load(positions + old) == position)
         full = (count >= capacity) & (stays == 0)
@@ -205,8 +204,7 @@ def enter(slots: Slots, key: Tensor, value: Tensor, at: Tensor, ranked: Tensor |
     rows, heads, capacity, dim = slots.keys.shape
     given = slots.priority if ranked is None else ranked
     block = min(_SLOTS, triton.next_power_of_2(capacity))
-    samples = min(_SAMPLES, block)
-    assert not frees or triton.cdiv(capacity, samples) <= block, "more slots than can be counted"
+    apart = int(triton.next_power_of_2(triton.cdiv(capacity, _SAMPLES)))
     lengths = torch.empty(rows, heads, dtype=torch.int32, device=key.device) if frees else None
     _enter[(rows * heads,)](
         slots.keys, slots.values, slots.positions, slots.priority, slots.recent, key, value, at, given,
@@ -214,6 +212,6 @@ def enter(slots: Slots, key: Tensor, value: Tensor, at: Tensor, ranked: Tensor |
         key.stride(0), key.stride(1), value.stride(0), value.stride(1), given.stride(0), given.stride(1),
         heads, capacity, slots.window, slots.sinks,
         RANKED=ranked is not None, FREES=frees, DIM=dim, DIM_PADDED=triton.next_power_of_2(dim), BLOCK=block,
-        SAMPLES=samples, num_warps=max(1, min(16, block // 256)), **overlap.options(at),
+        SAMPLES=_SAMPLES, APART=apart, num_warps=max(1, min(16, block // 256)), **overlap.options(at),
     )  # fmt: skip
     return lengths

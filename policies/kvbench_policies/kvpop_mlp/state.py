@@ -15,7 +15,7 @@ class MlpState(ScoredState):
 
     def __init__(self, scorer: MlpScorer, request: StateRequest) -> None:
         super().__init__(scorer, scorer.decay.active)
-        self._mlp = scorer
+        self.scorer: MlpScorer = scorer
         self._kernels = request.kernels
         with torch.no_grad():
             self._log_gamma = scorer.log_decay().float() if scorer.decay.active else None
@@ -28,4 +28,4 @@ class MlpState(ScoredState):
         # Triton is a part of torch for GPUs only.
         from kvbench_policies.kvpop_mlp.kernel import score
 
-        return score(leaving, self._mlp.inner, self._mlp.bias, self._mlp.outer, log_gamma=self._log_gamma)
+        return score(leaving, self.scorer.inner, self.scorer.bias, self.scorer.outer, log_gamma=self._log_gamma)
