@@ -317,7 +317,7 @@ def ranking(device: str, large: bool) -> None:
 
 
 def _drop(slots: Slots) -> None:
-    """Leaves what is protected and, in each head, a share of the others of its own; none are dropped in the first."""
+    """Drops, in each head, another share of what is not protected, none in the first; what stays is moved to the front."""
     rows, heads, capacity = slots.positions.shape
     device = slots.positions.device
     share = torch.linspace(0, 0.9, rows * heads, device=device).view(rows, heads, 1)

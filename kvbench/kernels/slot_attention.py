@@ -213,14 +213,17 @@ def best_blocks(pairs: int, capacity: int, dim: int, width: int, device: torch.d
         device: that computes it.
         own: each head has a length of its own, of which only the greatest is known, `capacity`.
     """
-    many, short = pairs >= _ENOUGH, width == 2 and dim <= 128
-    large = short and capacity >= 1024 and room(device) >= 160 * 1024
+    many = pairs >= _ENOUGH
+    # Of such keys and values three blocks can be under way, of 64 slots on any device.
+    small = width == 2 and dim <= 128
+    large_blocks = small and capacity >= 1024 and room(device) >= 160 * 1024
     if own:
         splits = min(_SHARES, int(triton.next_power_of_2(max(1, capacity // (512 if many else 256)))))
         # Where there are several programs for each multiprocessor, small ones share it better.
-        few = large and not many and capacity <= 256 * _SHARES
-        return Blocks(splits, 128, 8, 3) if few else Blocks(splits, 64 if width == 2 else 32, 4, 3 if short else 2)
-    if many and large:
+        if large_blocks and not many and capacity <= 256 * _SHARES:
+            return Blocks(splits, 128, 8, 3)
+        return Blocks(splits, 64 if width == 2 else 32, 4, 3 if small else 2)
+    if many and large_blocks:
         return Blocks(1, 128, 8, 3)
     wanted = int(triton.next_power_of_2(triton.cdiv(_PROGRAMS, pairs)))
     # Each has at least two blocks.

@@ -102,10 +102,10 @@ def _enter(  # type: ignore[no-untyped-def]
     count = 0
     if FREES:
         count = _held(positions, capacity, SAMPLES, APART)
-        # One goes, so its slot is the only empty one before the last; a row that has ended feeds its last token again.
-        stays = (rank == float("-inf")) | (tl.load(positions + old) == position)
-        full = (count >= capacity) & (stays == 0)
-        slot = tl.where(stays, old, count)
+        # The token that leaves is dropped, and its slot is taken; or a row that has ended feeds its last token again.
+        reused = (rank == float("-inf")) | (tl.load(positions + old) == position)
+        full = (count >= capacity) & (reused == 0)
+        slot = tl.where(reused, old, count)
     lowest = float("inf")
     oldest = LATEST
     found = 0
@@ -192,7 +192,7 @@ def enter(slots: Slots, key: Tensor, value: Tensor, at: Tensor, ranked: Tensor |
     """Overwrites one slot a row and KV head with the tokens at positions `at`, in place.
 
     A row that has seen fewer tokens than there are slots has them in order, and its token takes the next. Where slots are
-    emptied it is the heads that have so many tokens, in their first slots; the result says how many [R, H], int32.
+    emptied, each head holds its first slots and no others; then the result says how many after this step [R, H], int32.
 
     Args:
         slots: of one layer.

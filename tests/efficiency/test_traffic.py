@@ -57,7 +57,7 @@ def test_dense_ranks_nothing_and_reads_no_empty_slot() -> None:
     assert (counted.kv, counted.metadata, counted.scorer, counted.state) == (12 * 11 * ENTRY, 12 * 4, 0, 0)
 
 
-def test_without_a_budget_what_is_valid_is_read() -> None:
+def test_without_a_budget_what_is_held_is_read() -> None:
     policy = Dms(sinks=1, window=2, hidden=4)
     counted = of(policy, filled(policy, heads=[[5, 6], [7, 14]]))
     retained = ROWS * (5 + 6 + 7 + 14)

@@ -129,7 +129,11 @@ def test_the_engine_keeps_what_the_gates_leave(prompt: int, monkeypatch: pytest.
         keys, values = (torch.cat(parts, 2) for parts in zip(*written[one], strict=True))
         with torch.no_grad():
             scores = scorers[layer](keys, values)
-        # What was emptied was filled again: tokens lie in the first slots of each head.
+        # What was emptied was filled again: no more slots were used than tokens were held at once, a prompt's all among them.
+        most = max(len(sets[layer][0][head]) for sets in trace.kept for head in range(scores.shape[1]))
+        used = int((one.slots.keys != 0).any(-1).any(1).nonzero()[:, 1].max()) + 1
+        assert used <= max(most, prompt) < 60
+        # And tokens lie in the first slots of each head.
         held = one.slots.positions >= 0
         assert torch.equal(held, held.sort(descending=True).values)
         for head in range(scores.shape[1]):
